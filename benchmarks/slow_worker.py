@@ -81,7 +81,7 @@ def measure(folder: Path, workers: int, steps: int, forward_s: float, slow: bool
     class Paced(stations.Station):
         def __init__(self, secret: bytes, build: Any, environment: Any) -> None:
             def built(order: Any, prompts: Any) -> Any:
-                model, engine, make = build(order, prompts)
+                model, engine, *rest = build(order, prompts)
                 if engine is not None:
                     advance = engine.runner.advance
 
@@ -90,12 +90,12 @@ def measure(folder: Path, workers: int, steps: int, forward_s: float, slow: bool
                         return advance(*args, **named)
 
                     engine.runner.advance = slept
-                return model, engine, make
+                return model, engine, *rest
 
             super().__init__(secret, built, environment)
 
     over, begun = threading.Event(), threading.Event()
-    plain, publish = stations.Station, Workers._publish
+    plain, publish = stations.Stations.actor, Workers._publish
 
     def hamper(pid: int) -> None:
         with suppress(ProcessLookupError):
@@ -111,12 +111,12 @@ def measure(folder: Path, workers: int, steps: int, forward_s: float, slow: bool
             threading.Thread(target=hamper, args=[crew.hands[0].dialled.pid], daemon=True).start()
 
     told, sets = Told(), [*RECIPE, f"steps={steps}", f"cluster.workers={workers}"]
-    stations.Station, Workers._publish = Paced, published  # type: ignore[misc, method-assign]
+    stations.Stations.actor, Workers._publish = Paced, published  # type: ignore[method-assign]
     try:
         api.run_recipe(load_config(sets=sets), folder, watcher=told, reward=even_digits)
     finally:
         over.set()
-        stations.Station, Workers._publish = plain, publish  # type: ignore[misc, method-assign]
+        stations.Stations.actor, Workers._publish = plain, publish  # type: ignore[method-assign]
     rows = read_metrics(folder)
     times = [round(after["time_s"] - before["time_s"], 3) for before, after in itertools.pairwise(rows)][FIRST:]
     return {

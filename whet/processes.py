@@ -140,7 +140,7 @@ def build_crews(
         stack.callback(crew.close)
         many, each = ("1 process", "") if gpus == 1 else (f"{gpus} processes", " each")
         return crew, crew, f"{many} with a model, an engine and a learner{each}"
-    theirs = os.environ.get("RAY_ADDRESS")
+    theirs = address if (address := os.environ.get("RAY_ADDRESS", "")) != "local" else ""
     if not theirs:  # read when Ray is loaded; else its ports are open to the network
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from whet.cluster.stations import Stations, join_cluster
@@ -148,7 +148,7 @@ def build_crews(
 
     name, run = plan.settings.model.name, str(company.folder)
     order = {**order, "run": run, "alike": kit(name, run)}
-    company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
+    company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus), theirs))
     backend = backend_of(plan)
     cuda = backend == "nccl"
     patience = cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
@@ -169,6 +169,8 @@ def build_crews(
         stations.await_room(cluster.min_workers, "workers", patience, company.say)
         company.stack.callback(company.learners.free)
         company.learners.reserve(gpus, max(patience, RESERVE_S))
+    else:
+        company.learners.await_room(gpus, "learners", patience, company.say)  # the node of one may be gone for good
     start = company.learners.start
     crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
     stack.callback(crew.close)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fleet_run import assert_like, run
-from ray_run import MARKS, SPLIT, TEN, cluster, elsewhere, on_question, strike_down, whole
+from ray_run import MARKS, SPLIT, TEN, cluster, elsewhere, loopback, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
 from whet import api, cli, processes
@@ -210,6 +211,66 @@ def test_a_publish_that_fails_replaces_the_worker(
         " of the weights within 12 s" if shared else "did not get the weights within 12 s",
     ):
         assert sentence in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_whose_engine_fails_says_why(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; another has its place at once, and not after `timeout_s`."""
+    from whet.cluster import stations
+
+    mark = tmp_path / "failed"
+
+    class Failing(stations.Station):
+        def __init__(self, secret: bytes, build: Any, environment: Any) -> None:
+            def built(order: Any, prompts: Any) -> Any:
+                model, engine, *rest = build(order, prompts)
+                step, steps = getattr(engine, "step", None), 0
+
+                def failing() -> None:
+                    nonlocal steps
+                    steps += 1
+                    if steps == 20 and not mark.exists():
+                        mark.touch()
+                        raise ArithmeticError("the engine is broken")
+                    step()
+
+                if engine is not None:
+                    engine.step = failing
+                return model, engine, *rest
+
+            super().__init__(secret, built, environment)
+
+    monkeypatch.setattr(stations.Stations, "actor", Failing)
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    (line,) = [text for text in said.messages if "started again" in text]
+    assert "ArithmeticError: the engine is broken; it is started again." in line
+
+
+JOIN = """
+import os, signal, sys
+from whet.cluster.stations import join_cluster
+signal.signal(signal.SIGTERM, lambda *given: print("asked to stop"))
+try:
+    leave = join_cluster(1, sys.argv[1])
+except Exception as error:
+    sys.exit(str(error))
+os.kill(os.getpid(), signal.SIGTERM)
+leave()
+print("left")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["", "127.0.0.1:1"])
+def test_a_signal_stays_that_of_the_run_and_no_address_is_waited_for(address: str) -> None:
+    with loopback():
+        joined = subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, text=True, timeout=120)
+    if not address:
+        assert joined.stdout.split("\n")[:2] == ["asked to stop", "left"], joined
+    else:
+        assert joined.returncode == 1 and "Ray does not answer at 127.0.0.1:1: " in joined.stderr
 
 
 @pytest.mark.slow

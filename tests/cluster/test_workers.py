@@ -44,6 +44,9 @@ class Line:
         if (value := self.answers.get(name)) is not None:
             self.came.append(("done", serial, value))
 
+    def ready(self) -> bool:
+        return True
+
     def take(self) -> Any:
         return self.came.popleft() if self.came else None
 
@@ -298,6 +301,52 @@ def test_one_that_is_ready_counts_while_another_is_waited_for(
     assert made.present == [1]
 
 
+def test_a_worker_that_hangs_while_it_starts_is_started_again(
+    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for which the cluster has no room is waited for."""
+    made = workers(carrier, 2)
+    made.prepare()
+    carrier.answers["begin"] = None
+    made._again(1)
+    made.present = [0]
+    hand: Any = made.hands[1]
+    monkeypatch.setattr("whet.cluster.workers.START_S", 2.0)
+    hand.channel.ready = lambda: False
+    hand.since -= 3
+    made.listen(0.0)
+    assert not hand.lost and made.hands[1] is hand
+    hand.channel.ready = lambda: True
+    hand.since -= 3
+    made.listen(0.0)
+    assert hand.lost == "Worker 1 of 2 was not ready within 2 s" and made.hands[1] is not hand
+
+
+def test_a_long_update_of_the_learner_is_not_held_against_a_worker(carrier: Carrier) -> None:
+    """Its weights have come meanwhile, and it has not been asked yet to take them."""
+    carrier.delay[1] = 10**9
+    made = workers(carrier, 2)
+    made.prepare()
+    assert made.present == [0]
+    (due,) = made._due.values()
+    due.since, due.sending[0] = due.since - 61, 0
+    carrier.answers["publish"] = None
+    made.listen(0.0)
+    assert due.asked and not made.hands[1].lost
+
+
+def test_a_worker_that_rests_can_leave(carrier: Carrier) -> None:
+    made = workers(carrier, 2)
+    made.prepare()
+    rest(made, 0)
+    made.listen(0.0)
+    resting = made.hands[0]
+    resting.leaving = True
+    made.listen(0.0)
+    made.listen(0.0)
+    assert made.hands[0] is not resting and resting.channel.closed
+
+
 def test_vllm_tells_its_pace() -> None:
     """Else a worker with a slow one would never be found."""
     engine = object.__new__(VllmEngine)
@@ -326,7 +375,7 @@ class Placed:
 def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stations = SimpleNamespace(Stations=Placed, join_cluster=lambda cores: lambda: None)
+    stations = SimpleNamespace(Stations=Placed, join_cluster=lambda cores, address: lambda: None)
     monkeypatch.setitem(sys.modules, "whet.cluster.stations", stations)
     monkeypatch.setattr(processes, "kit", lambda *given: {})
     monkeypatch.setattr(processes, "available_cores", lambda: 12)

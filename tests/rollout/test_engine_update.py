@@ -260,6 +260,21 @@ def test_cut_ends_what_was_taken_on_from_another_engine() -> None:
     assert [(r.key, r.first_version) for r in drain(staying)] == [((102, 0), 1)]
 
 
+def test_what_comes_from_an_engine_behind_an_update_is_cut() -> None:
+    """It was given up before the update and is taken on after it; what has not begun is asked of the new weights."""
+    model = sharp_model()
+    leaving, staying = (make_engine(model, mode="stream", slots=2) for _ in range(2))
+    leaving.submit([ask(0, n=3), ask(1)])
+    step(leaving, 3)
+    staying.update(1)
+    staying.take_on(round_trip(leaving.state_dict()))
+    assert [(r.key, r.length, r.finish) for r in staying.collect()] == [
+        ((100, i), (3, 3, 0)[i], "cut") for i in range(3)
+    ]
+    assert staying.stats()["rollout/cut"] == 3
+    assert [(r.key, r.first_version) for r in drain(staying)] == [((101, 0), 1)]
+
+
 def test_an_empty_state() -> None:
     engine, fresh = make_engine(sharp_model(), version=4), make_engine(sharp_model())
     fresh.load_state_dict(round_trip(engine.state_dict()))

@@ -83,7 +83,7 @@ class Parcel(NamedTuple):
 
 
 class FleetMember:
-    """Methods without an underscore are what a driver may ask for."""
+    """Methods without an underscore are what a driver may ask for; what there is no method for is the engine's."""
 
     def __init__(self, channel: Channel, build: Build) -> None:
         self._channel, self._build = channel, build
@@ -277,16 +277,6 @@ class FleetMember:
         alone = self._learner.team.size == 1  # there is nothing to compare with
         return self._learner.version, "" if alone else self._checksum(self._learner.trained())
 
-    def release(self) -> None:
-        self._local.release()
-
-    def take_back(self) -> None:
-        self._local.take_back()
-
-    def drop(self) -> None:
-        """Forget what was asked for: the run goes on from an earlier checkpoint."""
-        self._local.drop()
-
     def stats(self) -> dict[str, float]:
         found = self._local.stats()
         if self._drafter is not None:
@@ -327,9 +317,6 @@ class FleetMember:
 
     def can(self) -> frozenset[str]:
         return self._local.can
-
-    def notes(self) -> list[str]:
-        return self._local.notes()
 
     def learner_state(self) -> dict[str, Any]:
         return self._learner.state_dict()
@@ -390,7 +377,7 @@ class FleetMember:
         if name == "leave":
             raise Gone
         try:
-            value = getattr(self, name)(*args)
+            value = getattr(self if hasattr(self, name) else self._local, name)(*args)
         except Gone:
             raise
         except Exception as error:

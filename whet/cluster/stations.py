@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import re
 import secrets
 import signal
 import socket
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import psutil  # Ray brings it along
 import ray
 from ray._private.state import state
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -34,6 +36,7 @@ from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
+MOST_SAID = 300  # letters of what Ray says, at either end
 LOOK_S = 1.0  # seconds between two looks at which nodes are drained
 
 
@@ -81,6 +84,9 @@ class Station(Listener):
     def __init__(self, secret: bytes, build: Build, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
         super().__init__(secret)
+        if environment.get("GLOO_SOCKET_IFNAME") == "lo":  # other nodes reach this one by another
+            found = [name for name, own in psutil.net_if_addrs().items() if self._where[0] in {a.address for a in own}]
+            os.environ["GLOO_SOCKET_IFNAME"] = (found or ["lo"])[0]
         self._build = build
         self._member: FleetMember | None = None
         signal.signal(signal.SIGTERM, self._leave)
@@ -100,8 +106,8 @@ class Station(Listener):
         """Take the first connection that knows the secret, and obey it until it ends."""
         with self._listener:
             end = self._accept()
-        self._member = FleetMember(Channel(end), self._built)
-        with contextlib.suppress(Gone):
+        with contextlib.closing(Channel(end)) as channel, contextlib.suppress(Gone):  # closed if it fails, too
+            self._member = FleetMember(channel, self._built)
             self._member.serve()
 
     def fetch(self) -> list[Any]:
@@ -129,6 +135,8 @@ class Dialled(Channel):
     def __init__(self, actor: Any, secret: bytes) -> None:
         self._actor, self._secret = actor, secret
         self._asked = actor.where.remote()
+        self.served: Any = None  # the call that lasts as long as its member
+        self.why = ""  # it cannot be reached
         self.pid, self.host, self.node = 0, "", ""
         # An unconnected end, so that it can be closed like any other.
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -141,9 +149,11 @@ class Dialled(Channel):
         try:
             self.host, port, self.pid, self.node = ray.get(self._asked)
             end = socket.create_connection((self.host, port), timeout=LEAVE_S)
-            self._actor.serve.remote()
+            self.served = self._actor.serve.remote()
             end.sendall(self._secret)
-        except (ray.exceptions.RayError, OSError):
+        except (ray.exceptions.RayError, OSError) as error:
+            if isinstance(error, OSError):
+                self.why = f"cannot be reached at {self.host}:{port}: {error}"
             self.closed = True
             return True
         finally:
@@ -168,12 +178,14 @@ class ActorHand(Hand):
         super().__init__(number, name, self.dialled)
 
     def ended(self) -> str:
+        if self.dialled.why:
+            return self.dialled.why
         try:
-            ray.get(self.actor.where.remote(), timeout=LEAVE_S)
-        except ray.exceptions.ActorDiedError as error:
-            return f"was lost: {_first_line(error)}"
-        except ray.exceptions.RayError:
+            ray.get(self.dialled.served or self.actor.where.remote(), timeout=LEAVE_S)
+        except ray.exceptions.GetTimeoutError:
             return "fell silent"
+        except ray.exceptions.RayError as error:
+            return f"was lost: {_told(error)}"
         return "closed its channel"
 
     def stop(self) -> None:
@@ -189,9 +201,13 @@ class ActorHand(Hand):
                 os.kill(self.dialled.pid, signal.SIGKILL)  # one that is stopped does not hear Ray
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300].rstrip(".") if lines else type(error).__name__
+def _told(error: Exception) -> str:
+    """What Ray says, in a sentence; of a long text the first and last words, and the address of the node."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() if line.strip()]
+    if sum(map(len, lines)) > MOST_SAID:
+        where = [line for line in lines[1:-1] if line.startswith("ip: ")]
+        lines = [lines[0][:MOST_SAID], *where, lines[-1][:MOST_SAID]]
+    return " ".join(lines).rstrip(".") or type(error).__name__
 
 
 class Stations:
@@ -253,9 +269,9 @@ class Stations:
             return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
-            raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
+            raise WhetError(f"{full}: {_told(error)}; --resume goes on from the last checkpoint.") from error
         except ray.exceptions.RayError as error:
-            source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
+            source.lose(f"did not hand out its weights within {seconds:g} s: {_told(error)}")
             return None
 
     def look(self, workers: Sequence[Hand]) -> None:
@@ -270,9 +286,9 @@ class Stations:
         try:
             ray.get(sending)
         except ray.exceptions.RayActorError as error:
-            worker.lose(f"was lost while it got the weights: {_first_line(error)}")
+            worker.lose(f"was lost while it got the weights: {_told(error)}")
         except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
-            source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
+            source.lose(f"was lost while it handed out its weights: {_told(error)}")
         return True
 
 
@@ -322,17 +338,20 @@ class Benches:
                 ray.kill(actor)
 
 
-def join_cluster(cores: int) -> Callable[[], None]:
-    """Join the cluster of RAY_ADDRESS, or start one of this machine that only this machine can reach. Returns what
+def join_cluster(cores: int, address: str = "") -> Callable[[], None]:
+    """Join the cluster at an address, or start one of this machine that only this machine can reach. Returns what
     leaves it again."""
     if ray.is_initialized():
         return lambda: None
+    before = signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(address="auto", **quiet)
+        if address:
+            if found := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address):  # Ray would wait for it for ever
+                socket.create_connection((found[1], int(found[2])), LEAVE_S).close()
+            ray.init(address=address, **quiet)
         else:
             own = {"address": "local", "num_cpus": cores, "include_dashboard": False}  # not one that is found here
             ray.init(**own, _node_ip_address=LOOPBACK, **quiet)
@@ -342,6 +361,9 @@ def join_cluster(cores: int) -> Callable[[], None]:
                     "Ray was loaded before whet, and would listen to the network; "
                     "start a cluster and set RAY_ADDRESS, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0."
                 )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise WhetError(f"Ray does not answer: {_first_line(error)}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WhetError(f"Ray does not answer{f' at {address}' * bool(address)}: {_told(error)}") from error
+    finally:
+        with contextlib.suppress(TypeError, ValueError):  # Ray has put its own there, if this is the main thread
+            signal.signal(signal.SIGTERM, before)
     return ray.shutdown

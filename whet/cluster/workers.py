@@ -139,6 +139,10 @@ class Workers(Crew):
         for number, serial in list(self._begun.items()):
             hand = self.hands[number]
             answer = hand.replies.pop(serial, None)
+            if not hand.channel.ready():
+                hand.since = time.monotonic()  # it waits for room in the cluster
+            elif answer is None and time.monotonic() - hand.since > START_S:
+                hand.lose(f"was not ready within {START_S:g} s")
             if answer is not None and answer[0] == "failed":
                 if first:
                     self.raise_failure(answer)
@@ -270,7 +274,7 @@ class Workers(Crew):
                 self._stale = True
                 return True
             self.tell(number, "publish", due.version, self.drafter, None)
-            due.asked = self._serial
+            due.asked, due.since = self._serial, time.monotonic()
         answer = hand.replies.pop(due.asked, None)
         if answer is None:
             if time.monotonic() - due.since > self._timeout_s:
@@ -322,8 +326,9 @@ class Workers(Crew):
         super().listen(timeout, owing)
         self._admit()
         self.post.look(self.hands)
-        for number in [number for number in self.present if self.hands[number].leaving]:
-            self._send_away(number, "has to leave")
+        for number in {*self.present, *self._resting} - self._handing.keys():
+            if self.hands[number].leaving:
+                self._send_away(number, "has to leave")
         known = {number: pace for number in self.present if (pace := self.hands[number].pace) is not None}
         usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
         for number, pace in known.items():

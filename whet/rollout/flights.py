@@ -188,9 +188,8 @@ class FlightEngine(ABC):
         else:
             self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
 
-    def _cut(self) -> list[Flight]:
-        """An update ends the waiting flights of begun groups as they are. Returns them."""
-        flights = self.scheduler.cut()
+    def _cut(self, flights: list[Flight]) -> list[Flight]:
+        """An update ends these as they are. Returns them."""
         self.lengths.tokens += sum(flight.trace.ids.size for flight in flights)
         self.done += [flight.rollout("cut", self.version) for flight in flights]
         self._stats["cut"] += len(flights)
@@ -266,8 +265,13 @@ class FlightEngine(ABC):
             prompt = np.asarray(self.encode(request.prompt_id), np.int64)
             flights.append(self.flight(request, data["index"], self.arrivals + data["arrival"], prompt))
             flights[-1].trace = next(traces)
+        begun = set(state["begun"].tolist())
+        if self.on_update == "cut" and state["version"] != self.version:  # as the update between them would have
+            over = {f for f in flights if f.request.group_id in begun and f.request.phase != "eval"}
+            self._cut([f for f in flights if f in over])
+            flights, begun = [f for f in flights if f not in over], set()
         self.scheduler.waiting.extend(flights)
-        self.scheduler.begun |= set(state["begun"].tolist())
+        self.scheduler.begun |= begun
         self.arrivals += int(state["arrivals"])
         for data in state["done"]:
             fields = {k: v for k, v in data.items() if k != "tokens"}
