@@ -163,14 +163,12 @@ def build_crews(
         return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
     learning = {"CPU": 1.0} | ({"GPU": min(1.0, cluster.gpus_per_worker)} if cuda else {})
     stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
-    if company.learners is None:
-        company.learners = Stations(build_member, environment, learning)
-        company.learners.await_room(gpus, "learners", patience, company.say)
+    first, company.learners = not company.learners, company.learners or Stations(build_member, environment, learning)
+    company.learners.await_room(gpus, "learners", patience, company.say)  # again, since its node may be gone for good
+    if first:
         stations.await_room(cluster.min_workers, "workers", patience, company.say)
         company.stack.callback(company.learners.free)
         company.learners.reserve(gpus, max(patience, RESERVE_S))
-    else:
-        company.learners.await_room(gpus, "learners", patience, company.say)  # the node of one may be gone for good
     start = company.learners.start
     crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
     stack.callback(crew.close)

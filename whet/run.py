@@ -116,7 +116,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 files.remove_file(path)
 
         def is_kept(line: str) -> bool:
-            of_step = (_parse(line) or {}).get("step")
+            of_step = (parse_line(line) or {}).get("step")
             return isinstance(of_step, int) and of_step <= step
 
         for log in self._logs():
@@ -314,16 +314,17 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, 1):
-            row = _parse(line)
+            row = parse_line(line)
             if row is not None:
                 yield row
             elif line.endswith("\n"):
                 raise WhetError(f"Line {number} of {path} is damaged: delete that line.")
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def parse_line(line: str | bytes) -> dict[str, Any] | None:
+    """The object in a line of JSON, NaN as None; None for a line that is torn or damaged."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

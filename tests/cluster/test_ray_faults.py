@@ -307,7 +307,7 @@ def test_others_go_on_with_what_a_worker_gives_up(tmp_path: Path, whole: Path, m
 
     def listened(crew: Any, timeout: float, owing: Any = ()) -> None:
         if crew.version == 3 and owing and not given:
-            crew.hands[0].pace, crew.hands[1].pace = (1.0, 1.0), (0.1, 0.1)
+            crew.hands[0].pace, crew.hands[1].pace = (99.0, 1.0, 1.0), (99.0, 0.1, 0.1)
         listen(crew, timeout, owing)
         given.extend(crew._handing)
 

@@ -232,8 +232,8 @@ def test_a_learner_that_cannot_hand_out_its_weights_is_asked_for_them_again(carr
 def rest(made: Workers, number: int) -> None:
     """A worker is found slow."""
     for hand in made.hands:
-        hand.pace = (0.1, 0.1)
-    made.hands[number].pace = (1.0, 1.0)
+        hand.pace = (99.0, 0.1, 0.1)
+    made.hands[number].pace = (99.0, 1.0, 1.0)
     made.listen(0.0)
     assert number not in made.present
 
@@ -335,6 +335,23 @@ def test_a_long_update_of_the_learner_is_not_held_against_a_worker(carrier: Carr
     assert due.asked and not made.hands[1].lost
 
 
+def test_a_worker_that_was_slow_is_found_sooner(carrier: Carrier) -> None:
+    made = workers(carrier, 2)
+    made.prepare()
+    for times in range(2):
+        for hand in made.hands:
+            hand.pace = (99.0, 0.1, 0.1)
+        made.hands[0].pace = (4.0, 1.0, 1.0)
+        made.listen(0.0)
+        assert made.present == [[0, 1], [1]][times]
+        made.hands[0].pace = (11.0, 1.0, 1.0)
+        made.listen(0.0)
+        made.listen(0.0)
+        assert made.present == [1]
+        made._resting.clear()
+        made.present = [0, 1]
+
+
 def test_a_worker_that_rests_can_leave(carrier: Carrier) -> None:
     made = workers(carrier, 2)
     made.prepare()
@@ -354,10 +371,10 @@ def test_vllm_tells_its_pace() -> None:
     engine.stale, engine.scheduler, engine.running = False, Queue(), {"a": None}  # type: ignore[dict-item]
     engine.model = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     engine.core = SimpleNamespace(step=list)
-    assert engine.pace is None
+    assert engine.pace == (0.0, 0.0, 0.0)
     for _ in range(20):
         engine.step()
-    assert engine.pace is not None and min(engine.pace) > 0
+    assert engine.pace[0] > 10 and min(engine.pace) > 0
 
 
 class Placed:

@@ -49,7 +49,7 @@ class Hand:
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
         self.since = time.monotonic()  # the last word from it, or to it
-        self.pace: tuple[float, float] | None = None  # seconds of a step of its engine, and the same per row
+        self.pace = (0.0, 0.0, 0.0)  # steps of its engine that it has timed, seconds of one, and the same per row
         self.lost = ""  # why it is of no use any more
         self.leaving = False  # whether it must go soon
 
@@ -238,10 +238,8 @@ class Crew:
             found = getattr(errors, kind, None)
             if isinstance(found, type) and issubclass(found, WhetError):
                 raise found(text)
-            text = " ".join(text.split())
             full = SPACE if "/dev/shm" in text or "shared memory" in text else ""
-            short = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"  # the cause comes first or last
-            raise WhetError(f"A process of the fleet failed with {kind}: {short}{full}")
+            raise WhetError(f"A process of the fleet failed with {kind}: {shortened(text)}{full}")
 
     def _ask(
         self,
@@ -451,6 +449,12 @@ class Crew:
         for hand in self.hands:
             hand.leave(max(0.0, until - time.monotonic()))
         self._closing()
+
+
+def shortened(text: str) -> str:
+    """In one line, and of a long text both ends: the cause comes first or last."""
+    text = " ".join(text.split())
+    return text if len(text) <= 440 else f"{text[:220]} ... {text[-220:]}"
 
 
 def _stop_all(hands: list[Hand], folder: Path, owner: int) -> None:

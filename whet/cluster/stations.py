@@ -29,14 +29,13 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from whet.cluster.channel import Channel
-from whet.cluster.crew import LEAVE_S, Hand
+from whet.cluster.crew import LEAVE_S, Hand, shortened
 from whet.cluster.member import Build, FleetMember, Gone
 from whet.cluster.workers import Need, places
 from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
-MOST_SAID = 300  # letters of what Ray says, at either end
 LOOK_S = 1.0  # seconds between two looks at which nodes are drained
 
 
@@ -136,7 +135,7 @@ class Dialled(Channel):
         self._actor, self._secret = actor, secret
         self._asked = actor.where.remote()
         self.served: Any = None  # the call that lasts as long as its member
-        self.why = ""  # it cannot be reached
+        self.why = "closed its channel"
         self.pid, self.host, self.node = 0, "", ""
         # An unconnected end, so that it can be closed like any other.
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -152,9 +151,7 @@ class Dialled(Channel):
             self.served = self._actor.serve.remote()
             end.sendall(self._secret)
         except (ray.exceptions.RayError, OSError) as error:
-            if isinstance(error, OSError):
-                self.why = f"cannot be reached at {self.host}:{port}: {error}"
-            self.closed = True
+            self.why, self.closed = f"cannot be reached at {self.host}: {error}", True
             return True
         finally:
             self._asked = None
@@ -178,15 +175,13 @@ class ActorHand(Hand):
         super().__init__(number, name, self.dialled)
 
     def ended(self) -> str:
-        if self.dialled.why:
-            return self.dialled.why
         try:
             ray.get(self.dialled.served or self.actor.where.remote(), timeout=LEAVE_S)
         except ray.exceptions.GetTimeoutError:
             return "fell silent"
         except ray.exceptions.RayError as error:
             return f"was lost: {_told(error)}"
-        return "closed its channel"
+        return self.dialled.why
 
     def stop(self) -> None:
         self.channel.close()
@@ -202,12 +197,7 @@ class ActorHand(Hand):
 
 
 def _told(error: Exception) -> str:
-    """What Ray says, in a sentence; of a long text the first and last words, and the address of the node."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() if line.strip()]
-    if sum(map(len, lines)) > MOST_SAID:
-        where = [line for line in lines[1:-1] if line.startswith("ip: ")]
-        lines = [lines[0][:MOST_SAID], *where, lines[-1][:MOST_SAID]]
-    return " ".join(lines).rstrip(".") or type(error).__name__
+    return shortened(re.sub(r"\x1b\[[\d;]*m", "", str(error))).rstrip(".") or type(error).__name__
 
 
 class Stations:

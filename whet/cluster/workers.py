@@ -21,6 +21,7 @@ from whet.errors import WhetError
 
 HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
 SLOW = 4.0  # times as long as the others a slow worker takes, for a step and for a row of it
+PACED, AGAIN = 10, 3  # more steps than that tell a pace; that of a worker which was slow before is told sooner
 REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
@@ -326,10 +327,10 @@ class Workers(Crew):
         super().listen(timeout, owing)
         self._admit()
         self.post.look(self.hands)
-        for number in {*self.present, *self._resting} - self._handing.keys():
-            if self.hands[number].leaving:
-                self._send_away(number, "has to leave")
-        known = {number: pace for number in self.present if (pace := self.hands[number].pace) is not None}
+        for number in [n for n in {*self.present, *self._resting} - self._handing.keys() if self.hands[n].leaving]:
+            self._send_away(number, "has to leave")
+        paces = {number: self.hands[number].pace for number in self.present}
+        known = {n: pace for n, (steps, *pace) in paces.items() if steps > (AGAIN if self._rests[n] else PACED)}
         usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
         for number, pace in known.items():
             times = min(own / other for own, other in zip(pace, usual, strict=True))
@@ -358,7 +359,7 @@ class Workers(Crew):
             if answer is None and not hand.lost:
                 continue
             del self._handing[number]
-            hand.pace = None
+            hand.pace = (0.0, 0.0, 0.0)
             if hand.lost or hand.leaving:
                 self._resting.pop(number, None)  # another takes its place
             if hand.lost:

@@ -8,7 +8,6 @@ Nothing here decides how a number looks.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Any, Literal
 
 from whet.errors import WhetError
 from whet.recipe import read_toml
-from whet.run import CONFIG, METRICS, is_in_use
+from whet.run import CONFIG, METRICS, is_in_use, parse_line
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
@@ -39,14 +38,6 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def parse_lines(data: bytes) -> list[dict[str, Any]]:

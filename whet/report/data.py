@@ -29,7 +29,6 @@ from whet.report.arms import (
     group_runs,
     name_runs,
     number,
-    parse_line,
     parse_lines,
     read_bytes,
     read_run,
@@ -38,7 +37,7 @@ from whet.report.compare import compare, settings_that_differ
 from whet.report.formats import LAST, middle
 from whet.report.rollouts import RolloutShelf
 from whet.report.verdict import interval, is_greedy, judge
-from whet.run import MACHINE, METRICS, PICTURES, is_in_use
+from whet.run import MACHINE, METRICS, PICTURES, is_in_use, parse_line
 
 FORMAT = 1
 CELLS = 500_000  # numbers of metrics in a page, all runs together; above, rows are thinned out

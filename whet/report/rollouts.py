@@ -17,9 +17,9 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
-from whet.report.arms import number, parse_line, parse_lines, read_bytes
+from whet.report.arms import number, parse_lines, read_bytes
 from whet.report.view import read_excerpt, shorten
-from whet.run import ROLLOUTS, rollout_files
+from whet.run import ROLLOUTS, parse_line, rollout_files
 
 FIELDS = ("prompt_id", "group_id", "phase", "verdict", "level")
 VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^",}\s]+')

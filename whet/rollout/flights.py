@@ -21,7 +21,7 @@ from whet.rollout.rows import Flight
 from whet.rollout.scheduler import Lengths, Queue
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
-MEMORY, PACED = 0.98, 10.0  # what a step leaves of those before it, and how many it takes to tell a pace
+MEMORY = 0.98  # what a step leaves of those before it
 TRAIL = 60  # points at which the running rows of a step are noted, at most
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 
@@ -202,10 +202,10 @@ class FlightEngine(ABC):
         self._paced = [MEMORY * old + new for old, new in zip(self._paced, (1, seconds, seconds / rows), strict=True)]
 
     @property
-    def pace(self) -> tuple[float, float] | None:
-        """Seconds of a step, and of a row of it; None where there were too few."""
+    def pace(self) -> tuple[float, float, float]:
+        """How many steps it has seen, seconds of one, and of a row of it."""
         steps, seconds, shares = self._paced
-        return (seconds / steps, shares / steps) if steps > PACED else None
+        return steps, seconds / max(steps, 1), shares / max(steps, 1)
 
     def pictures(self) -> dict[str, Any]:
         """What `whet.pictures` shows of the time since the last `stats`: (time, running rows), and of speculation."""
@@ -267,8 +267,7 @@ class FlightEngine(ABC):
             flights[-1].trace = next(traces)
         begun = set(state["begun"].tolist())
         if self.on_update == "cut" and state["version"] != self.version:  # as the update between them would have
-            over = {f for f in flights if f.request.group_id in begun and f.request.phase != "eval"}
-            self._cut([f for f in flights if f in over])
+            over = self._cut([f for f in flights if f.request.group_id in begun and f.request.phase != "eval"])
             flights, begun = [f for f in flights if f not in over], set()
         self.scheduler.waiting.extend(flights)
         self.scheduler.begun |= begun
