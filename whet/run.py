@@ -322,7 +322,6 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """The object in a line of JSON, NaN as None; None for a line that is torn or damaged."""
     try:
         row = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError):

@@ -245,7 +245,7 @@ def test_a_worker_whose_engine_fails_says_why(tmp_path: Path, whole: Path, monke
     said = run(tmp_path / "ray", *TEN, *SPLIT)
     assert_like(whole, tmp_path / "ray", counters=False)
     (line,) = [text for text in said.messages if "started again" in text]
-    assert "ArithmeticError: the engine is broken; it is started again." in line
+    assert "was lost: ArithmeticError('the engine is broken'); it is started again." in line
 
 
 JOIN = """

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -32,6 +33,8 @@ FLIGHTS: dict[str, Any] = {
 
 class Line:
     """The channel of a worker that gives the answers it was made with. A value of None is not answered."""
+
+    reached = 0.0
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.answers, self.closed = answers, False
@@ -316,8 +319,10 @@ def test_a_worker_that_hangs_while_it_starts_is_started_again(
     hand.since -= 3
     made.listen(0.0)
     assert not hand.lost and made.hands[1] is hand
-    hand.channel.ready = lambda: True
-    hand.since -= 3
+    hand.channel.ready, hand.channel.reached = lambda: True, time.monotonic()  # while the driver was busy elsewhere
+    made.listen(0.0)
+    assert not hand.lost
+    hand.channel.reached -= 3
     made.listen(0.0)
     assert hand.lost == "Worker 1 of 2 was not ready within 2 s" and made.hands[1] is not hand
 
@@ -389,16 +394,20 @@ class Placed:
         return lambda *given: None
 
 
+@pytest.mark.parametrize("address", ["elsewhere", "local"])
 def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    stations = SimpleNamespace(Stations=Placed, join_cluster=lambda cores, address: lambda: None)
+    joined: list[str] = []
+    stations = SimpleNamespace(
+        Stations=Placed, join_cluster=lambda cores, address: joined.append(address) or (lambda: None)
+    )
     monkeypatch.setitem(sys.modules, "whet.cluster.stations", stations)
     monkeypatch.setattr(processes, "kit", lambda *given: {})
     monkeypatch.setattr(processes, "available_cores", lambda: 12)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
+    monkeypatch.setenv("RAY_ADDRESS", address)
     made: list[Any] = []
     end = SimpleNamespace(close=lambda: None, end=lambda: None, present=[0])
     for name in ("crew.Crew", "workers.Workers"):
@@ -409,6 +418,7 @@ def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
     with ExitStack() as stack:
         *_, what = processes.build_crews(plan, 2, ORDER, stack, company)
     assert what == "1 actors that decode and 2 that learn"
+    assert joined == [address.removesuffix("local")], "a cluster of its own, which only this machine can reach"
     (_, environments, backend), _ = made[0]
     assert len(environments) == 2 and backend == "nccl"
     assert {given["OMP_NUM_THREADS"] for given in Placed.given} == {"2"}, "six processes divide the cores"

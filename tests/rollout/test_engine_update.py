@@ -268,8 +268,8 @@ def test_what_comes_from_an_engine_behind_an_update_is_cut() -> None:
     step(leaving, 3)
     staying.update(1)
     staying.take_on(round_trip(leaving.state_dict()))
-    assert [(r.key, r.length, r.finish) for r in staying.collect()] == [
-        ((100, i), (3, 3, 0)[i], "cut") for i in range(3)
+    assert [(r.key, r.length, r.finish, r.first_version) for r in staying.collect()] == [
+        ((100, i), (3, 3, 0)[i], "cut", 0) for i in range(3)
     ]
     assert staying.stats()["rollout/cut"] == 3
     assert [(r.key, r.first_version) for r in drain(staying)] == [((101, 0), 1)]

@@ -31,6 +31,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self.end, self.closed = end, False
+        self.reached = 0.0  # when the other side was, if that is not the beginning
         self._came = bytearray()
         self._going: deque[memoryview] = deque()
 

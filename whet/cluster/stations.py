@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib
 import os
 import re
 import secrets
@@ -22,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import psutil  # Ray brings it along
 import ray
 from ray._private.state import state
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -84,8 +84,9 @@ class Station(Listener):
         os.environ.update(environment)
         super().__init__(secret)
         if environment.get("GLOO_SOCKET_IFNAME") == "lo":  # other nodes reach this one by another
-            found = [name for name, own in psutil.net_if_addrs().items() if self._where[0] in {a.address for a in own}]
-            os.environ["GLOO_SOCKET_IFNAME"] = (found or ["lo"])[0]
+            psutil = importlib.import_module("psutil")  # Ray has its own, which is found once Ray is loaded
+            names = {address.address: name for name, own in psutil.net_if_addrs().items() for address in own}
+            os.environ["GLOO_SOCKET_IFNAME"] = names.get(self._where[0], "lo")
         self._build = build
         self._member: FleetMember | None = None
         signal.signal(signal.SIGTERM, self._leave)
@@ -158,7 +159,7 @@ class Dialled(Channel):
         self.end.close()
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setblocking(False)
-        self.end = end
+        self.end, self.reached = end, time.monotonic()
         self.write()
         return True
 
@@ -197,7 +198,8 @@ class ActorHand(Hand):
 
 
 def _told(error: Exception) -> str:
-    return shortened(re.sub(r"\x1b\[[\d;]*m", "", str(error))).rstrip(".") or type(error).__name__
+    text = repr(cause) if (cause := getattr(error, "cause", None)) else str(error) or repr(error)
+    return shortened(re.sub(r"\x1b\[[\d;]*m", "", text)).rstrip(".")
 
 
 class Stations:

@@ -85,7 +85,7 @@ class Workers(Crew):
         self._behind: set[int] = set()  # those that the others do not wait for
         self._handing: dict[int, int] = {}  # by the number of a worker: the question to give up what it has
         self._resting: dict[int, int] = {}  # by the number of a slow worker: from which version on it is asked again
-        self._rests: Counter[int] = Counter()
+        self._rests: Counter[int] = Counter()  # how often each was slow
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
         self.silent_s = self.answer_s = timeout_s
@@ -111,7 +111,7 @@ class Workers(Crew):
     def _invite(self, number: int) -> None:
         """Ask a process that has just been started to build its engine. It need not be there yet."""
         self.tell(number, "begin", {**self.order, "rank": number, "size": self.size})
-        self._begun[number] = self._serial
+        self._begun[number], self._rests[number] = self._serial, 0
 
     def _admit(self, first: bool = False) -> None:
         """Give weights to those that have come, and count those that have them among the present. first: one that
@@ -140,9 +140,8 @@ class Workers(Crew):
         for number, serial in list(self._begun.items()):
             hand = self.hands[number]
             answer = hand.replies.pop(serial, None)
-            if not hand.channel.ready():
-                hand.since = time.monotonic()  # it waits for room in the cluster
-            elif answer is None and time.monotonic() - hand.since > START_S:
+            late = time.monotonic() > START_S + max(hand.since, hand.channel.reached)
+            if answer is None and late and hand.channel.ready():  # it does not wait for room in the cluster
                 hand.lose(f"was not ready within {START_S:g} s")
             if answer is not None and answer[0] == "failed":
                 if first:
@@ -329,8 +328,7 @@ class Workers(Crew):
         self.post.look(self.hands)
         for number in [n for n in {*self.present, *self._resting} - self._handing.keys() if self.hands[n].leaving]:
             self._send_away(number, "has to leave")
-        paces = {number: self.hands[number].pace for number in self.present}
-        known = {n: pace for n, (steps, *pace) in paces.items() if steps > (AGAIN if self._rests[n] else PACED)}
+        known = {n: p[1:] for n in self.present if (p := self.hands[n].pace)[0] > (AGAIN if self._rests[n] else PACED)}
         usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
         for number, pace in known.items():
             times = min(own / other for own, other in zip(pace, usual, strict=True))

@@ -98,7 +98,7 @@ class LocalEngine(FlightEngine):
         if self.on_update != "keep":
             self._evict_all()
         if self.on_update == "cut":
-            for flight in self._cut(self.scheduler.cut()):
+            for flight in self._cut(self.scheduler.cut(), self.version):
                 self._tell_drafters(flight)
         self.scheduler.updated()
         self.runner.forget()

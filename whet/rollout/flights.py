@@ -188,10 +188,10 @@ class FlightEngine(ABC):
         else:
             self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
 
-    def _cut(self, flights: list[Flight]) -> list[Flight]:
-        """An update ends these as they are. Returns them."""
+    def _cut(self, flights: list[Flight], version: int) -> list[Flight]:
+        """An update ends these, of that version, as they are. Returns them."""
         self.lengths.tokens += sum(flight.trace.ids.size for flight in flights)
-        self.done += [flight.rollout("cut", self.version) for flight in flights]
+        self.done += [flight.rollout("cut", version) for flight in flights]
         self._stats["cut"] += len(flights)
         return flights
 
@@ -266,8 +266,8 @@ class FlightEngine(ABC):
             flights.append(self.flight(request, data["index"], self.arrivals + data["arrival"], prompt))
             flights[-1].trace = next(traces)
         begun = set(state["begun"].tolist())
-        if self.on_update == "cut" and state["version"] != self.version:  # as the update between them would have
-            over = self._cut([f for f in flights if f.request.group_id in begun and f.request.phase != "eval"])
+        if self.on_update == "cut" and (old := int(state["version"])) != self.version:  # as the update would have
+            over = self._cut([f for f in flights if f.request.group_id in begun and f.request.phase != "eval"], old)
             flights, begun = [f for f in flights if f not in over], set()
         self.scheduler.waiting.extend(flights)
         self.scheduler.begun |= begun

@@ -116,7 +116,7 @@ class VllmEngine(FlightEngine):
         computed again (recompute), or continue with the old ones (keep)."""
         if self.on_update == "cut":
             self._evict_all()
-            self._cut(self.scheduler.cut())
+            self._cut(self.scheduler.cut(), self.version)
         self.scheduler.updated()
         self.version = version
         self._publish()
