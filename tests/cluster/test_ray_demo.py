@@ -1,5 +1,6 @@
 """The demo's curricula in a stream with two workers of a Ray cluster: the accuracy is that of one process."""
 
+import json
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -16,6 +17,7 @@ from whet.tools.demo import arm_recipes, check_base, read_demo
 pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 __all__ = ["cluster"]
 SEEDS = range(3)
+ROOT = Path(__file__).resolve().parents[2]
 PLACES = {
     "one process": {},
     "one process, stream": {"rollout": {"mode": "stream"}},
@@ -36,6 +38,14 @@ def accuracies(folder: Path, seed: int, extra: dict[str, object]) -> list[float]
     return [row[name] for row in rows for name in row if name.startswith("eval/") and name.endswith("/accuracy")]
 
 
+def spread() -> float:
+    """The standard deviation of the demo's accuracy at the end over ten seeds of one process, as they were stored."""
+    mix = json.loads((ROOT / "benchmarks/results/demo_seeds_arm.json").read_text())["mixes"]["few"]
+    ends = [run["accuracy"] for name, run in mix.items() if name.startswith("all-")]
+    assert len(ends) == 10
+    return stdev(ends)
+
+
 def test_the_demo_in_a_stream_of_two_workers(tmp_path: Path) -> None:
     found = {
         place: [accuracies(tmp_path / f"{number}-{seed}", seed, extra) for seed in SEEDS]
@@ -44,6 +54,5 @@ def test_the_demo_in_a_stream_of_two_workers(tmp_path: Path) -> None:
     ends = {place: [fmean(curve[-3:]) for curve in curves] for place, curves in found.items()}
     *single, two = ends.values()
     for one in single:
-        noise = max(stdev(one), (fmean(one) * (1 - fmean(one)) / 900) ** 0.5)  # of seeds, of three times 300 prompts
-        assert abs(fmean(two) - fmean(one)) <= 3 * noise, ends
+        assert abs(fmean(two) - fmean(one)) <= 3 * spread(), ends
     assert min(two) > 2 * max(curve[0] for curve in found["one process"]), ends
