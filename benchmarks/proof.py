@@ -7,13 +7,14 @@ It replaces the text between the marks `<!-- results: MATRIX -->` and `<!-- end:
 A run reaches the target at the first evaluation at which the nearest rising curve through its evaluations does; a seed
 that never does counts as never. Of two arms the medians over those seeds are compared that both have, without seeds
 that do not count (`counted`); the interval is the middle 95% of a bootstrap over these seeds. A ratio of zero means
-that the other arm never reaches the target.
+that the other arm never reaches the target. A cell that was stopped when its time was up counts for the target if it
+had reached it, and for nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated
@@ -34,8 +35,8 @@ from whet.report.draws import middle_95, rising
 
 DRAWS = 4000
 LAST = 3  # evaluations at the end of a run that are averaged
-FIVE = "five"
-SHOWN = (FIVE, "cures", "scalingrl", "speed", "stages")  # in the figure, beside the baseline
+OURS = ("five", "all")  # the first of them that the matrix has is what the others are compared with
+SHOWN = ("cures", "scalingrl", "speed", "stages")  # in the figure, beside the baseline and ours
 BySeed = Mapping[int, float]
 
 
@@ -101,31 +102,44 @@ def by_seed(costs: BySeed, show: Show) -> str:
     return ", ".join(f"{seed}: {show(cost) if math.isfinite(cost) else 'never'}" for seed, cost in costs.items())
 
 
+def not_late(cells: Sequence[Log]) -> list[Log]:
+    """The cells that were not stopped when their time was up."""
+    return [cell for cell in cells if cell["ended_by"] != "time"]
+
+
 class Arm:
     """The cells of an arm, by their seeds."""
 
     def __init__(self, cells: Sequence[Log], counted: Sequence[int], target: float, budget: float) -> None:
         curves = {cell["seed"]: curve(cell, "tokens") for cell in cells}
-        self.costs = {seed: cost_of(points, target) for seed, points in curves.items()}
-        self.means = [mean_height(points, budget) for points in curves.values()]
-        self.drawn = {seed: start_and_end(points) for seed, points in curves.items()}
-        self.greedy = {cell["seed"]: start_and_end(cell["also"]["greedy"]) for cell in cells}
-        self.entropy = [pair for cell in cells if (pair := drift(cell, "entropy")) is not None]
+        whole = not_late(cells)
+        late = curves.keys() - {cell["seed"] for cell in whole}
+        costs = {seed: cost_of(points, target) for seed, points in curves.items()}
+        self.costs = {seed: cost for seed, cost in costs.items() if cost < math.inf or seed not in late}
+        self.means = [mean_height(curves[cell["seed"]], budget) for cell in whole]
+        self.drawn = [start_and_end(curves[cell["seed"]]) for cell in whole]
+        self.greedy = {cell["seed"]: start_and_end(cell["also"]["greedy"]) for cell in whole}
+        self.entropy = [pair for cell in whole if (pair := drift(cell, "entropy")) is not None]
         seeds = counted or curves.keys()
         self.counted = {seed: cost for seed, cost in self.costs.items() if seed in seeds}
         self.greedy_ends = {seed: end for seed, (_, end) in self.greedy.items() if seed in seeds}
 
-    def row(self, baseline: Arm, five: Arm) -> list[str]:
+    def row(self, baseline: Arm, ours: Arm) -> list[str]:
         return [
             by_seed(self.costs, formats.count),
             formats.MISSING if self is baseline else compared_text(compare(self.counted, baseline.counted, np.divide)),
-            formats.MISSING if self is five else compared_text(compare(five.counted, self.counted, np.divide)),
+            formats.MISSING if self is ours else compared_text(compare(ours.counted, self.counted, np.divide)),
             f"{median(self.means):.3f}",
             *(
                 " → ".join(f"{median(side):.2f}" for side in zip(*pairs, strict=True))
-                for pairs in (self.drawn.values(), self.greedy.values(), self.entropy)
+                for pairs in (self.drawn, self.greedy.values(), self.entropy)
             ),
         ]
+
+
+def ours_of(plan: MatrixPlan, arms: Container[str]) -> str:
+    """The name of the arm that the others are compared with."""
+    return next((name for name in OURS if name in arms), plan.baseline)
 
 
 def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mapping[str, Sequence[Log]]) -> str:
@@ -135,21 +149,28 @@ def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mappin
         raise WhetError(f"{plan.name}.toml has no target, or its recipe no token_budget.")
     counted = {arm.name: arm.counted for arm in plan.matrix.arm}
     arms = {name: Arm(some, counted.get(name, ()), target, budget) for name, some in cells.items()}
-    baseline, five = arms[plan.baseline], arms.get(FIVE, arms[plan.baseline])
-    heads = ["arm", f"tokens to {target:g}, by seed", f"relative to {plan.baseline}", f"{FIVE} relative to it"]
+    name = ours_of(plan, arms)
+    baseline, ours = arms[plan.baseline], arms[name]
+    heads = ["arm", f"tokens to {target:g}, by seed", f"relative to {plan.baseline}", f"{name} relative to it"]
     heads += ["mean accuracy", "drawn", "greedy", "entropy"]
-    rows = [[name, *arm.row(baseline, five)] for name, arm in arms.items()]
-    ends = compared_text(compare(five.greedy_ends, baseline.greedy_ends, np.subtract), "{:+.3f}")
+    rows = [[arm, *own.row(baseline, ours)] for arm, own in arms.items()]
+    ends = compared_text(compare(ours.greedy_ends, baseline.greedy_ends, np.subtract), "{:+.3f}")
     every = [cell for some in cells.values() for cell in some]
     commits = ", ".join(dict.fromkeys(cell["commit"][:7] for cell in every))
     fallen = ", ".join(f"{cell['arm']} seed {cell['seed']}" for cell in every if cell["ended_by"] == "collapse")
+    late = ", ".join(
+        f"{cell['arm']} seed {cell['seed']} after {formats.count(curve(cell, 'tokens')[-1][0])} tokens"
+        for cell in every
+        if cell["ended_by"] == "time"
+    )
     lines = [
         f"{len(every)} cells of {budget / 1e6:g}M tokens, {every[0]['hardware'].get('gpu', 'CPU')}, torch "
         f"{every[0]['versions']['torch']}, commits {commits}, start weights {every[0]['start']['weights'][:12]}.",
         table(heads, rows),
         alone_table(plan, alone),
-        f"Greedy accuracy at the end of the budget, {FIVE} minus {plan.baseline}: {ends}.",
+        f"Greedy accuracy at the end of the budget, {name} minus {plan.baseline}: {ends}.",
         f"Stopped by the guard against collapse: {fallen}." if fallen else "",
+        f"Stopped when their time was up, last evaluated: {late}." if late else "",
         "\n".join(f"- **{arm.name}**: {arm.note}" for arm in plan.matrix.arm if arm.note and arm.name in arms),
     ]
     return "\n\n".join(line for line in lines if line)
@@ -195,9 +216,9 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
 def draw(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], folder: Path) -> list[Path]:
     """Accuracy against tokens of the arms that are the main text: more lines than these cannot be told apart."""
     budget = plan.cells[0].settings.token_budget
-    shown = {name: some for name, some in cells.items() if name in (plan.baseline, *SHOWN)}
-    whole = {name: [to_the_end(cell, budget) for cell in some] for name, some in shown.items()}
-    return write_figures(whole, plan.baseline, plan.name, folder)
+    shown = {name: some for name, some in cells.items() if name in (plan.baseline, ours_of(plan, cells), *SHOWN)}
+    lines = {name: [to_the_end(cell, budget) for cell in not_late(some)] for name, some in shown.items()}
+    return write_figures({name: some for name, some in lines.items() if some}, plan.baseline, plan.name, folder)
 
 
 def to_the_end(cell: Log, budget: float) -> Log:

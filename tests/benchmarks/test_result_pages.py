@@ -47,13 +47,14 @@ def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Pa
         assert path.read_text() == (ROOT / name).read_text(), f"{name} is not what the stored cells say"
 
 
-def test_the_proof_is_what_the_stored_cells_say(tmp_path: Path) -> None:
-    plan, arms = stored("maze_matrix")
+@pytest.mark.parametrize(("matrix", "ours"), [("maze_matrix", "five"), ("operations_matrix", "all")])
+def test_the_proof_is_what_the_stored_cells_say(tmp_path: Path, matrix: str, ours: str) -> None:
+    plan, arms = stored(matrix)
     body = proof.document(plan, arms, proof.read_alone(plan, RESULTS))
     for figure in proof.draw(plan, arms, tmp_path):
         assert figure.read_text() == (EVIDENCE / "figures" / figure.name).read_text()
-    assert body in (EVIDENCE / "proof.md").read_text(), "run benchmarks/proof.py benchmarks/maze_matrix.toml"
-    row = cells_of(body, "five")
+    assert body in (EVIDENCE / "proof.md").read_text(), f"run benchmarks/proof.py benchmarks/{matrix}.toml"
+    row = cells_of(body, ours)
     for page in (ROOT / "README.md", EVIDENCE / "index.md"):  # "0.21 (0.15 to 0.34), 4 seeds"
         share, low, high = re.findall(r"[\d.]+", row[1])[:3]
         assert re.search(rf"{share}\s\({low}–{high}\) of uniform's", page.read_text()), page
