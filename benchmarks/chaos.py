@@ -95,8 +95,8 @@ class Told:
 
 def drive(folder: Path, sets: Sequence[str], resume: bool) -> None:
     """Train; write down which processes learn, and what was trained."""
-    from whet.cluster.chorus import Chorus
     from whet.cluster.crew import Crew
+    from whet.cluster.fleet import Chorus
 
     ask, step = Crew._ask, Chorus.step
     known: list[int] = []

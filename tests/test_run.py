@@ -2,6 +2,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -253,7 +254,10 @@ def test_a_second_process_is_refused_and_told_who_is_there(tmp_path):
         script = "import sys; from pathlib import Path; from whet.run import Run; Run.resume(Path(sys.argv[1]))"
         second = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True)
         assert second.returncode == 1
-        assert f"WhetError: {tmp_path / 'run'} is in use by process {os.getpid()}: wait" in second.stderr
+        assert (
+            f"WhetError: {tmp_path / 'run'} is in use by process {os.getpid()} on {platform.node()}: wait"
+            in second.stderr
+        )
         with pytest.raises(WhetError, match="in use by process"):
             Run.resume(tmp_path / "run")
         with pytest.raises(WhetError, match="in use by process"):

@@ -69,12 +69,14 @@ class Basis:
     @cached_property
     def room(self) -> Room | None:
         """How rollouts and updates share the memory of a GPU; None on a CPU. A training that cannot fit is refused."""
-        from whet.model.memory import free_memory, whole_memory
+        import torch
+
+        from whet.model.memory import free_memory
 
         device = self.footprint.device
         if device.type != "cuda":
             return None
-        return self.footprint.room(min(free_memory(device) or 0, int(self.share * whole_memory(device))))
+        return self.footprint.room(min(free_memory(device) or 0, int(self.share * torch.cuda.mem_get_info(device)[1])))
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,15 @@
-"""Errors that whet raises on purpose. The command line prints their sentence and exits with code 2."""
+"""Errors that whet raises on purpose. The command line prints their sentence and exits with code 2.
+
+`import_own` imports what users bring; whatever is wrong with it becomes such an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
 
 
 class WhetError(Exception):
@@ -27,3 +38,24 @@ class Lost(WhetError):
 
 class Diverged(WhetError):
     """Losses are not finite, or the engine has other weights than the learner; the last checkpoint is untouched."""
+
+
+def import_own(spec: str, where: str) -> tuple[ModuleType, Any]:
+    """The module of "module:name", also from the current directory, and what it has by that name, None for nothing.
+    where: the setting, with which the sentence of an error begins."""
+    module_name, _, name = spec.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
+        sys.path.append(here)  # last: a file there must not replace a package or the standard library
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            why = f'there is no module "{module_name}" in {here} or among the installed packages'
+        else:
+            why = f'{module_name} needs the module "{error.name}", which is not installed'
+        raise WhetError(f"{where}: {why}.") from None
+    except Exception as error:
+        raise WhetError(f"{where}: importing {module_name} failed with {type(error).__name__}: {error}.") from error
+    return module, getattr(module, name, None)

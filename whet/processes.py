@@ -19,21 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet import __version__, config
-from whet.assembly import (
-    Basis,
-    Parts,
-    RunPlan,
-    build_drafter,
-    build_engine,
-    build_judge,
-    build_learner,
-    build_model,
-    build_vllm,
-    refuse_unmet,
-    tiny_skeleton,
-    training_sampling,
-)
+from whet import __version__, assembly, config
+from whet.assembly import Basis, Parts, RunPlan
 from whet.errors import WhetError
 from whet.eval import eval_sets
 from whet.run import CONFIG
@@ -87,8 +74,7 @@ class Company:
 def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path | None = None) -> Parts:
     """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each, or by the
     actors of a cluster."""
-    from whet.cluster.chorus import Chorus
-    from whet.cluster.fleet import Fleet
+    from whet.cluster.fleet import Chorus, Fleet
 
     assert plan.curriculum is not None
     settings, watch = plan.settings, Stopwatch()
@@ -101,10 +87,10 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
     with ExitStack() as stack:
         far = settings.judge.where == "workers"
         if not far:
-            stack.callback((judge := build_judge(plan)).close)
+            stack.callback((judge := assembly.build_judge(plan)).close)
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
         if far:
-            stack.callback((judge := build_judge(plan, company.judges(plan))).close)
+            stack.callback((judge := assembly.build_judge(plan, company.judges(plan))).close)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         if "eagle" in settings.draft.drafters and settings.rollout.engine == "native":
             from whet.draft.training import SpotDrafter
@@ -116,14 +102,14 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
             model=None,
             engine=engine,
             judge=judge,
-            evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
+            evals=eval_sets(settings, plan.problems.evals, assembly.training_sampling(settings, plan.codec)),
             notes=(ready, *engine.notes()),
             learner=Chorus(crew, plan.encoded),
             curriculum=plan.curriculum,
             crew=crew,
             spot=engine.spot,
         )
-        refuse_unmet(parts)
+        assembly.refuse_unmet(parts)
         stack.pop_all()
     return parts
 
@@ -303,11 +289,10 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
         if (own := here.get(name, "missing")) != value:
             raise WhetError(f"its {name} is {own}, and the driver's is {value}; all nodes need the same.")
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
-    network = check_model(settings.model) or tiny_skeleton(settings)
+    network = check_model(settings.model) or assembly.tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
-    cards = 1
-    if role == "worker" and pick_device(settings.model).type == "cuda":
-        cards = max(1, int(settings.cluster.gpus_per_worker))  # it may be a share of one
+    several = role == "worker" and pick_device(settings.model).type == "cuda"
+    cards = max(1, int(settings.cluster.gpus_per_worker)) if several else 1  # it may be a share of one
     if cards > 1:  # vLLM's processes have the GPUs
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
     of_gpu = min(1.0, settings.cluster.gpus_per_worker) if settings.cluster.workers else 1.0
@@ -316,19 +301,21 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     if plan.footprint.device.type == "cuda" and of_gpu < 1.0:
         limit_memory(plan.footprint.device, of_gpu)
     room = plan.room  # measured before the weights are loaded
-    model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    drafter, engine = build_drafter(settings, model) if role != "learner" else None, None
+    model = assembly.build_model(plan, Path(order["weights"]) if order["weights"] else None)
+    drafter = engine = None
     if role != "learner":
-        vllm = settings.rollout.engine == "vllm"
-        engine = build_vllm(plan, model, room, cards=cards) if vllm else build_engine(plan, model, room, drafter)
+        drafter = assembly.build_drafter(settings, model)
+        native = partial(assembly.build_engine, drafter=drafter)
+        vllm = partial(assembly.build_vllm, cards=cards)
+        engine = (vllm if settings.rollout.engine == "vllm" else native)(plan, model, room)
     if role == "worker":
         return model, engine, None, drafter
     if order["later"]:
         from whet.cluster.shards import ShardedLearner
 
-        return model, engine, partial(build_learner, plan, model, engine, ShardedLearner), drafter
+        return model, engine, partial(assembly.build_learner, plan, model, engine, ShardedLearner), drafter
     from whet.learn.learner import Learner
 
     shares = plan.footprint.shares
     share = (order["rank"] if shares > 1 else 0, shares)
-    return model, engine, partial(build_learner, plan, model, engine, partial(Learner, share=share)), drafter
+    return model, engine, partial(assembly.build_learner, plan, model, engine, partial(Learner, share=share)), drafter

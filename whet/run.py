@@ -200,9 +200,9 @@ def _lock(path: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
+            os.write(handle, f"{os.getpid()} on {os.uname().nodename}\n".encode())
         except BaseException as error:
-            holder = os.read(handle, 32).decode(errors="replace").strip()
+            holder = os.read(handle, 300).decode(errors="replace").strip()
             os.close(handle)
             if not isinstance(error, BlockingIOError):
                 raise

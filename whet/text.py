@@ -109,17 +109,14 @@ class Codec:
         if numbers and numbers[-1] in self.stop_ids:
             numbers = numbers[:-1]
         if self._special in self._tables:
-            pieces = self._spelled(numbers)
+            table, decoder = self._tables[self._special], getincrementaldecoder("utf-8")("replace")
+            pieces = [decoder.decode(table.get(i, b"")) for i in numbers]
         elif "".join(pieces := [self._word(i) for i in numbers]) != whole:
             pieces = self._grown(numbers)
         if numbers and len(told := "".join(pieces)) < len(whole):  # half a character at the end
             pieces[-1] += whole[len(told) :]
         pieces += [""] * (len(ids) - len(numbers))
         return pieces if "".join(pieces) == whole else None
-
-    def _spelled(self, ids: Sequence[int]) -> list[str]:
-        table, decoder = self._tables[self._special], getincrementaldecoder("utf-8")("replace")
-        return [decoder.decode(table.get(i, b"")) for i in ids]
 
     def _word(self, token: int) -> str:
         """Its text where it stands alone."""

@@ -25,9 +25,9 @@ from whet.cluster.ranks import Ranks, is_unmet
 from whet.config import Learn, Lora
 from whet.errors import WhetError
 from whet.fast.graphed import FastPasses, Graphed
+from whet.learn.base import Team
 from whet.learn.learner import Learner, Passes, warm_start
 from whet.learn.optimizer import part_of
-from whet.learn.team import Team
 from whet.model.lora import add_lora
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1], [0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 
-from whet.cluster.bundle import Bundle, emptied, filled
+from whet.cluster.channel import Bundle, emptied, filled
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 

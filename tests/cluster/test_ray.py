@@ -56,6 +56,25 @@ def test_weights_go_through_the_store_to_a_worker_elsewhere(
     assert_like(whole, tmp_path / "ray")
 
 
+def test_weights_go_from_card_to_card(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main memory stands in for two cards, and gloo for NCCL."""
+    from whet.cluster import stations
+
+    asked, cross = list[int](), stations.Stations.cross
+
+    def crossed(self: Any, source: Any, worker: Any, *what: Any) -> list[Any]:
+        self.cards = True
+        asked.append(worker.number)
+        return cross(self, source, worker, *what)
+
+    monkeypatch.setattr(stations.Stations, "cross", crossed)
+    monkeypatch.setattr(stations.Stations, "fetch", None)  # nothing goes through the store
+    monkeypatch.setattr(stations.Stations, "actor", elsewhere(stations.Station))
+    run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray")
+    assert asked.count(0) == asked.count(1) >= 10
+
+
 @pytest.mark.slow
 def test_adapters_travel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray

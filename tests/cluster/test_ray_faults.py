@@ -1,5 +1,6 @@
 """Faults of a cluster: the run is what it would have been, or ends in a sentence within its limit."""
 
+import contextlib
 import importlib.metadata
 import os
 import signal
@@ -17,7 +18,7 @@ from fleet_run import assert_like, run
 from ray_run import MARKS, SPLIT, TEN, cluster, elsewhere, loopback, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
-from whet import api, cli, processes
+from whet import api, assembly, cli, processes
 from whet.cluster.crew import Crew
 from whet.cluster.member import FleetMember, SentPrompts, open_buffer
 from whet.errors import WhetError
@@ -54,7 +55,7 @@ def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(monkeypatch: 
         asked[model.device.type] = cards
 
     monkeypatch.setattr("whet.model.load.pick_device", pick)
-    monkeypatch.setattr(processes, "build_vllm", build)
+    monkeypatch.setattr(assembly, "build_vllm", build)
     settings = small_config(*SPLIT, "rollout.engine=vllm", "cluster.gpus_per_worker=4")
     order = {"settings": settings.model_dump_json(), "alphabet": "0123", "weights": "", "role": "worker", "size": 2}
     processes.build_member({**order, "later": False}, SentPrompts())
@@ -211,6 +212,56 @@ def test_a_publish_that_fails_replaces_the_worker(
         " of the weights within 12 s" if shared else "did not get the weights within 12 s",
     ):
         assert sentence in text, text
+
+
+def torn(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
+    """Stations of which the next that goes to exchange weights for the third time has the next fault."""
+
+    class Torn(base):  # type: ignore[misc]
+        crossed = 0
+
+        def cross(self, *what: Any) -> bool:
+            self.crossed += 1
+            fault = ""
+            for name in faults if self.crossed == 3 else ():
+                if not fault and name.startswith("learner") == (self._member._make is not None):
+                    with contextlib.suppress(FileExistsError):
+                        (folder / name).touch(exist_ok=False)
+                        fault = name
+            if fault.endswith("dies"):
+                os._exit(1)
+            if fault.endswith("hangs"):
+                time.sleep(3600)
+            return not fault.endswith("fails") and super().cross(*what)
+
+    return Torn
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "faults", [("worker dies", "worker fails"), ("worker hangs", "learner hangs"), ("learner fails",)]
+)
+def test_weights_that_do_not_get_from_card_to_card_hold_nobody_up(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, faults: tuple[str, ...]
+) -> None:
+    """A worker that dies is replaced; where the exchange fails or hangs, Ray's store carries the weights instead."""
+    from whet.cluster import stations
+
+    cross = stations.Stations.cross
+
+    def crossed(self: Any, source: Any, worker: Any, *what: Any) -> list[Any]:
+        self.cards = True
+        return cross(self, source, worker, *what)
+
+    monkeypatch.setattr(stations.Stations, "cross", crossed)
+    monkeypatch.setattr(stations.Stations, "actor", torn(elsewhere(stations.Station), tmp_path, faults))
+    said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=8", "cluster.min_workers=2")  # all are waited for
+    assert all((tmp_path / fault).exists() for fault in faults)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    text = "\n".join(said.messages)
+    assert ("it is started again" in text) == ("worker dies" in faults), text
+    assert "Weights go through Ray's store, since NCCL did not carry them." in text, text
 
 
 @pytest.mark.slow

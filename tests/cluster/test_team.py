@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from team_run import CASES, MIXED, encode, gives_up, make_batch, taught, trained
 
+from whet.learn.base import Team, share_of
 from whet.learn.losses import ESTIMATORS
 from whet.learn.samples import make_samples
-from whet.learn.team import Team, share_of
 
 SCRIPT = Path(__file__).parent / "team_run.py"
 pytestmark = pytest.mark.filterwarnings("ignore:larger groups weigh more")

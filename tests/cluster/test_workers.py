@@ -96,6 +96,9 @@ class Carrier:
     def fetch(self, source: Hand, seconds: float) -> Any:
         return "parcel"
 
+    def cross(self, source: Hand, worker: Hand, *what: Any) -> list[Any]:
+        return []
+
     def send(self, parcel: Any, worker: Hand) -> Any:
         return [self.delay.get(worker.number, 0)]
 
@@ -149,12 +152,14 @@ def asked(made: Workers) -> list[list[str]]:
 
 
 def test_the_only_worker_comes_back_however_long_its_weights_take(carrier: Carrier) -> None:
-    made = workers(carrier, 1)
+    made, said = workers(carrier, 1), list[str]()
     made.prepare()
+    made.on_short = said.append
     carrier.delay[0] = 2_000
     made.hands[0].channel.close()
     made.listen(0.0)
     assert made.present == [0] and asked(made) == [["begin", "publish"]]
+    assert not said, "the run goes on"
 
 
 def test_requests_wait_where_all_workers_have_to_leave(carrier: Carrier) -> None:

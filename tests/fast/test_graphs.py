@@ -1,5 +1,8 @@
 """The step over kernels and graphs emits what the plain step emits; here on a CPU, where a graph is a plain call."""
 
+import gc
+import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from whet.config import Lora
 from whet.fast.fused import FusedStack, PlainNetwork, share_storage
-from whet.fast.graphs import GraphRunner, buckets
+from whet.fast.graphs import GraphRunner, buckets, capturing
 from whet.model.lora import add_lora
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout
@@ -139,3 +142,25 @@ def test_adapters_that_are_not_merged() -> None:
         engine.submit(REQUESTS)
     same(plain.collect(), graph.collect())
     assert isinstance(graph.runner, GraphRunner) and isinstance(graph.runner.network, PlainNetwork)
+
+
+def test_garbage_waits_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own context is left out, since it needs a GPU; what Python does within it is what is tested."""
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    cycle: list[Any] = [torch.zeros(1)]
+    cycle.append(cycle)
+    kept, before = weakref.ref(cycle[0]), gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(ZeroDivisionError), capturing(None, (0, 0)):  # type: ignore[arg-type]
+            del cycle
+            assert len([[] for _ in range(100)]) == 100 and kept() is not None, "it would have been found by now"
+            raise ZeroDivisionError
+        assert gc.isenabled()
+        gc.disable()
+        with capturing(None, (0, 0)):  # type: ignore[arg-type]
+            pass
+        assert not gc.isenabled(), "as it was before"
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()

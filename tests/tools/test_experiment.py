@@ -92,7 +92,7 @@ def test_an_arm_that_is_stopped_leaves_the_others_to_go_on(tmp_path: Path, monke
     def stop_the_long_one() -> None:
         while not (long / "metrics.jsonl").is_file():
             time.sleep(0.05)
-        os.kill(int((long / "lock").read_text()), signal.SIGTERM)
+        os.kill(int((long / "lock").read_text().split()[0]), signal.SIGTERM)
 
     thread = threading.Thread(target=stop_the_long_one)
     thread.start()

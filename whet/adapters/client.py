@@ -75,8 +75,7 @@ class RemoteCurriculum:
     def updated(self, clock: Clock, report: Report) -> None:
         found = report.signals.items()
         signals = [[*key, {name: to_json(value) for name, value in values.items()}] for key, values in found]
-        told = {"metrics": dict(report.metrics), "signals": signals}
-        self._call("updated", clock=fields_of(clock), report=told)
+        self._call("updated", clock=fields_of(clock), report={"metrics": dict(report.metrics), "signals": signals})
 
     def holds(self) -> set[int]:
         return set(self._ask("holds"))

@@ -161,8 +161,27 @@ def _refuse_constant(name: str) -> Any:
 # ---- HTTP
 
 
-class Handler(BaseHTTPRequestHandler):
+class QuietHandler(BaseHTTPRequestHandler):
+    """Sends each answer in one piece, on a connection that stays open, and keeps no log."""
+
     protocol_version, timeout, disable_nagle_algorithm, wbufsize = "HTTP/1.1", SECONDS, True, -1
+
+    def respond(self, status: int, text: str, headers: Mapping[str, str]) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Handler(QuietHandler):
     server: CurriculumServer
 
     def do_POST(self) -> None:
@@ -204,14 +223,7 @@ class Handler(BaseHTTPRequestHandler):
         return name, bytes(body)
 
     def _answer(self, status: int, answer: Any) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
+        self.respond(status, json.dumps(answer), {"Content-Type": "application/json"})
         self.wfile.flush()
         if self.close_connection:
             self._drain()
@@ -229,9 +241,6 @@ class Handler(BaseHTTPRequestHandler):
         """What `http.server` itself refuses, such as another method, as JSON, too."""
         self.close_connection = True
         self._answer(code, {"error": f"{message or 'The request is not understood'}; calls are sent by POST."})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 class QuietServer(ThreadingHTTPServer):

@@ -1,6 +1,6 @@
 """The processes of a fleet, as their driver sees them: started, asked, heard, and started again when one dies.
 
-`fleet.py` (the engine) and `chorus.py` (the learner) ask through a `Crew`; `member.py` is the other side. There are no
+`fleet.py` (the engine and the learner) asks through a `Crew`; `member.py` is the other side. There are no
 threads: messages move whenever one of these functions is called. A process that dies, or does not answer in time, is
 started again; all of them form a new group, and it takes over weights and moments from one that lives. So a run loses a
 process without a trace, and the tokens that it had written are written again.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Hand:
         self.number, self.name, self.channel = number, name, channel
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
-        self.since = time.monotonic()  # the last word from it, or to it
+        self.since = time.monotonic()  # the last word from it, or to it where it owes none
+        self.owes = False  # whether it decodes, so that it must speak
         self.pace = (0.0, 0.0, 0.0)  # steps of its engine that it has timed, seconds of one, and the same per row
         self.lost = ""  # why it is of no use any more
         self.leaving = False  # whether it must go soon
@@ -213,8 +214,10 @@ class Crew:
     def tell(self, number: int, name: str, *args: Any) -> None:
         """Ask one member for what has no answer."""
         self._serial += 1
-        self.hands[number].since = time.monotonic()
-        self.hands[number].channel.send(pack((self._serial, name, args)))
+        hand = self.hands[number]
+        if not hand.owes:  # else it must speak anyway, and questions are no sign of life
+            hand.since = time.monotonic()
+        hand.channel.send(pack((self._serial, name, args)))
 
     def send_all(self, message: Any) -> None:
         """A message that is part of what all were asked before."""
@@ -223,11 +226,12 @@ class Crew:
             hand.since = time.monotonic()
             hand.channel.send(packed)
 
-    def listen(self, timeout: float, owing: Iterable[int] = ()) -> None:
+    def listen(self, timeout: float, owing: Container[int] = ()) -> None:
         """Take what has come, and make the crew whole if one is lost. `owing`: members that decode, so must speak."""
         self._hear(timeout)
-        for hand in map(self.hands.__getitem__, owing):
-            if time.monotonic() - hand.since > self.silent_s:
+        for hand in self.hands:
+            hand.owes = hand.number in owing
+            if hand.owes and time.monotonic() - hand.since > self.silent_s:
                 hand.lose(f"did not say a word for {self.silent_s:g} s while it decoded")
         if self.lacking:
             self.mend()

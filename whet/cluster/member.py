@@ -30,13 +30,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from whet.cluster.bundle import Bundle, filled
-from whet.cluster.channel import Channel, attend, pack
-from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
-from whet.learn.base import Lesson
+from whet.cluster.channel import Bundle, Channel, attend, filled, pack
+from whet.cluster.ranks import Pair, Ranks, Unmet, exchange, is_unmet
+from whet.learn.base import Lesson, T
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
-from whet.learn.team import T
 from whet.types import Batch, Report, Request
 
 if TYPE_CHECKING:
@@ -93,6 +91,7 @@ class FleetMember:
         self._idle = self._used = 0.0  # seconds without requests, and those of them in which the drafter was trained
         self.parcel: Parcel | None = None  # weights for the workers
         self.brought: Parcel | None = None  # weights that were brought here
+        self._pairs: dict[int, tuple[str, Pair]] = {}  # by the number of the worker
         self._heard = time.monotonic()
         self._rank = 0
         self.leaving = False  # set from outside: this process must go soon
@@ -141,6 +140,25 @@ class FleetMember:
         self.parcel = Parcel(names, self._place, handle, buffer)
         return self._checksum(buffer.split(PIECE)), self.parcel._replace(data=None)  # by then the copy is whole
 
+    def cross(self, number: int, name: str, where: tuple[str, int], issue: int, parcel: Parcel, seconds: float) -> None:
+        """Weights from card to card, in a thread beside all else: a learner sends those of this issue to a worker with
+        this number, and the worker gets them. A pair is kept, by its name, until it fails or the worker is another."""
+        known, pair = self._pairs.pop(number, ("", None))
+        if pair is not None and known != name:
+            pair.close()
+        if pair is None or known != name:
+            pair = Pair(where, name, int(self._make is None), self._model.device, seconds)
+        try:
+            if self._make is not None:
+                pair.send(self._buffers[issue][1])
+            else:
+                size = sum(map(_room, self._weights(parcel.names)))
+                self.brought = parcel._replace(data=pair.receive(size))
+        except Unmet:
+            pair.close()
+            raise
+        self._pairs[number] = name, pair
+
     def _weights(self, names: Iterable[str]) -> list[Tensor]:
         """Those of the model, whole, though a learner may hold parts; found once, as that takes as long as a copy."""
         if not self._named:
@@ -149,9 +167,11 @@ class FleetMember:
 
     def publish(self, version: int, drafter: Copy | None, where: Parcel | None) -> str:
         """Take over the weights that lie there or, without a place, were brought here; the checksum of what was taken,
-        once all is. It is empty, and nothing has changed, where this process cannot open the memory they lie in."""
+        once all is. It is empty, and nothing has changed, where nothing came or the memory cannot be opened here."""
         parcel, self.brought = where or self.brought, None
-        assert parcel is not None
+        if parcel is None:  # it was to come from card to card
+            self._say("note", "Weights go through Ray's store, since NCCL did not carry them.")
+            return ""
         mine = self._weights(parcel.names)
         if parcel.data is not None:
             buffer = _from_bytes(parcel.data)

@@ -1,21 +1,28 @@
-"""A team of processes: gradients and sums are added by torch.distributed, over gloo on a CPU and NCCL between GPUs."""
+"""What processes exchange by torch.distributed, over gloo on a CPU and NCCL between GPUs: gradients and sums are added
+in a team, and weights are sent in pairs."""
 
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
 
-from whet.learn.team import T, Team
+from whet.learn.base import T, Team
 
 BUCKET = 64 * 2**20  # bytes that are sent at once
+BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 class Unmet(Exception):
@@ -124,3 +131,65 @@ def buckets(tensors: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]
         out[-1].append(tensor)
         held += tensor.nbytes
     return out
+
+
+# ---- weights from the card of a learner to that of a worker
+#
+# The two are a group of their own, so that the end of one worker holds up neither the learner nor another worker. They
+# exchange beside what both are doing, in threads. Where that fails, `stations.py` sends the weights by Ray's store.
+
+
+def open_store(host: str) -> tuple[Any, tuple[str, int]]:
+    """A store in which pairs find each other, which is to be kept; and its address. It listens on this address only."""
+    listener = socket.create_server((host, 0))
+    where = host, listener.getsockname()[1]
+    return TCPStore(*where, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), where
+
+
+class Pair:
+    """rank: 0 for the one that sends. name: the same for both and for no other pair of this store. All methods raise
+    `Unmet` where the other one does not come, ends, or takes longer than `seconds` for a bucket."""
+
+    def __init__(self, where: tuple[str, int], name: str, rank: int, device: torch.device, seconds: float) -> None:
+        self._device, self._limit = device, timedelta(seconds=seconds)
+        with exchange():
+            store = PrefixStore(name, TCPStore(*where, is_master=False, timeout=self._limit))
+            store.set(str(rank), "here")
+            store.wait([str(1 - rank)], self._limit)  # NCCL itself would wait without end for one that never comes
+            # What is waited for in a stream of its own keeps no work of the engine or the learner.
+            self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            self._group = _group(store, rank, device, self._limit)
+
+    def send(self, data: Tensor) -> None:
+        with exchange(), torch.cuda.stream(self._stream):
+            for bucket in data.split(BUCKET):
+                self._group.send([bucket], 1, 0).wait(self._limit)
+
+    def receive(self, size: int) -> np.ndarray:
+        """So many bytes, in main memory: the card has no room for a second copy of the weights."""
+        found = torch.empty(size, dtype=torch.uint8)
+        with exchange(), torch.cuda.stream(self._stream):
+            room = torch.empty(min(size, BUCKET), dtype=torch.uint8, device=self._device)
+            for bucket in found.split(BUCKET):
+                self._group.recv([room[: len(bucket)]], 0, 0).wait(self._limit)
+                bucket.copy_(room[: len(bucket)])
+        return found.numpy()
+
+    def close(self) -> None:
+        with exchange():
+            self._group.abort()
+
+
+def _group(store: PrefixStore, rank: int, device: torch.device, limit: timedelta) -> Any:
+    if device.type != "cuda":
+        return dist.ProcessGroupGloo(store, rank, 2, limit)
+    before = os.environ.get(BLOCKING)
+    os.environ[BLOCKING] = "1"  # read once, here: a failure is raised by `wait`, and does not end the process
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    try:
+        return dist.ProcessGroupNCCL(store, rank, 2, options)
+    finally:
+        os.environ.pop(BLOCKING)
+        if before is not None:
+            os.environ[BLOCKING] = before

@@ -31,11 +31,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from whet.cluster.channel import Channel
 from whet.cluster.crew import LEAVE_S, Hand, shortened
 from whet.cluster.member import Build, FleetMember, Gone
+from whet.cluster.ranks import Unmet, open_store
 from whet.cluster.workers import Need, places
 from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
+KILL_S = 0.5  # seconds for a process of this machine to end once Ray has killed it
 LOOK_S = 1.0  # seconds between two looks at which nodes are drained
 
 
@@ -116,6 +118,14 @@ class Station(Listener):
         parcel = self._member.parcel
         return [ray.put(parcel._replace(data=parcel.data.cpu().numpy()))]
 
+    def cross(self, *what: Any) -> bool:
+        """Exchange weights from card to card. Returns whether that was done."""
+        assert self._member is not None
+        with contextlib.suppress(Unmet):
+            self._member.cross(*what)
+            return True
+        return False
+
     def deliver(self, parcel: Any) -> None:
         """Weights for the engine here. Ray has brought them to this node before it calls."""
         assert self._member is not None
@@ -190,7 +200,7 @@ class ActorHand(Hand):
             ray.kill(self.actor)
         if self.dialled.host and self.dialled.host == ray.util.get_node_ip_address():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                until = time.monotonic() + LEAVE_S
+                until = time.monotonic() + KILL_S
                 while time.monotonic() < until:
                     os.kill(self.dialled.pid, 0)
                     time.sleep(0.05)
@@ -211,9 +221,12 @@ class Stations:
         self.secret = secrets.token_bytes(SECRET)
         self.build, self.environment, self.need, self.beside = build, environment, need, beside
         asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
-        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(self.actor)
+        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=16)(self.actor)
         self._group: Any = None
         self.apart: set[int] = set()  # the workers that cannot open the memory of the learner
+        self.cards = 0 < need.get("GPU", 0) <= 1  # whether weights may go from card to card; several share no copy
+        self._store: Any = None  # where the two of a pair find each other, and its address
+        self._unmet: set[int] = set()  # the workers that weights did not reach so
         self._looked = 0.0
 
     def places(self, most: int) -> int:
@@ -253,10 +266,20 @@ class Stations:
             kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
         return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
 
-    def send(self, parcel: Any, worker: Any) -> Any:
-        return worker.actor.deliver.remote(parcel)
+    def cross(self, source: Any, worker: Any, *what: Any) -> list[Any]:
+        """Begin to send what `source` has packed from its card to that of a worker; nothing where there is no way."""
+        if not self.cards or worker.number in self._unmet:
+            return []
+        self._store = self._store or open_store(ray.util.get_node_ip_address())
+        name = " ".join(hand.actor._actor_id.hex() for hand in (source, worker))
+        return [hand.actor.cross.remote(worker.number, name, self._store[1], *what) for hand in (worker, source)]
+
+    def send(self, parcel: Any, worker: Any) -> list[Any]:
+        """Begin to carry what was fetched to a worker."""
+        return [worker.actor.deliver.remote(parcel)]
 
     def fetch(self, source: Any, seconds: float) -> Any:
+        """What `source` has packed, as something that can be sent. The source may turn out to be lost."""
         try:
             return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
@@ -267,21 +290,26 @@ class Stations:
             return None
 
     def look(self, workers: Sequence[Hand]) -> None:
+        """Note which workers must leave, since their nodes are drained."""
         if time.monotonic() - self._looked > LOOK_S:
             drained, self._looked = state.get_draining_nodes(), time.monotonic()
             for hand in workers:
                 hand.leaving |= isinstance(hand, ActorHand) and hand.dialled.node in drained
 
-    def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
-        if not ray.wait([sending], timeout=0.0)[0]:
-            return False
-        try:
-            ray.get(sending)
-        except ray.exceptions.RayActorError as error:
-            worker.lose(f"was lost while it got the weights: {_told(error)}")
-        except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
-            source.lose(f"was lost while it handed out its weights: {_told(error)}")
-        return True
+    def arrived(self, sending: list[Any], source: Hand, worker: Hand) -> bool:
+        """Whether a sending has ended. Where it failed, the worker or the source is lost, or there is no such way."""
+        ended, under_way = ray.wait(sending, num_returns=len(sending), timeout=0.0)
+        for call in ended:
+            try:
+                if ray.get(call) is False:
+                    self._unmet.add(worker.number)
+                    return True  # and the worker will say that it has got nothing
+            except ray.exceptions.RayActorError as error:
+                hand, did = (worker, "got the") if call == sending[0] else (source, "handed out its")
+                hand.lose(f"was lost while it {did} weights: {_told(error)}")
+            except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
+                source.lose(f"was lost while it handed out its weights: {_told(error)}")
+        return not under_way or bool(worker.lost or source.lost)
 
 
 class Benches:

@@ -2,8 +2,8 @@
 
 `fleet.py` asks them as any other crew. A worker that is lost is started again; meanwhile the others write what it was
 asked, since tokens depend on key and weights alone. A worker that joins gets the newest weights before its first
-request. One that shares the learner's memory is told where they lie; to others `Post` brings them, while rollouts run
-on. Workers outlive a learner: where no learner is left, they wait for the one that goes on from the last checkpoint.
+request. One that shares the learner's memory is told where they lie; `Stations` bring them to others, while rollouts
+run on. Workers outlive a learner: if none is left, they wait for the one that goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,39 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
+
+if TYPE_CHECKING:
+    from whet.cluster.stations import Stations
 
 HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
 SLOW = 4.0  # times as long as the others a slow worker takes, for a step and for a row of it
 PACED, AGAIN = 10, 3  # more steps than that tell a pace; that of a worker which was slow before is told sooner
 REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
-
-
-class Post(Protocol):
-    """Starts workers, and carries weights from a learner to those that do not share its memory."""
-
-    apart: set[int]  # numbers of these workers, as far as it is known
-
-    def start(self, number: int, name: str) -> Hand: ...
-
-    def places(self, most: int) -> int:
-        """How many workers, of `most`, the cluster has room for."""
-
-    def fetch(self, source: Hand, seconds: float) -> Any:
-        """What `source` has packed, as something that can be sent. The source may turn out to be lost."""
-
-    def send(self, parcel: Any, worker: Hand) -> Any:
-        """Begin to carry it to a worker."""
-
-    def look(self, workers: Sequence[Hand]) -> None:
-        """Note which workers must leave, since their nodes are drained."""
-
-    def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
-        """Whether a sending has ended. Where it failed, the worker or the source is lost."""
 
 
 @dataclass(slots=True)
@@ -69,7 +49,7 @@ class Workers(Crew):
     kind = "Worker"
 
     def __init__(
-        self, order: Mapping[str, Any], post: Post, learners: Crew, *, workers: int, least: int, timeout_s: float
+        self, order: Mapping[str, Any], post: Stations, learners: Crew, *, workers: int, least: int, timeout_s: float
     ) -> None:
         self.learners, self.post, self.least = learners, post, least
         # Called where there are too few for good, and the step can still be ended by those that are left.
@@ -187,10 +167,8 @@ class Workers(Crew):
             # There may be a newer one by now; or it has taken none.
             hand.version = due.before if hand.replies[serial] == ("done", "") else due.version
             return True
-        return super()._expects(hand, serial) or serial in (
-            self._begun.get(hand.number),
-            self._handing.get(hand.number),
-        )
+        own = (self._begun.get(hand.number), self._handing.get(hand.number))
+        return serial in own or super()._expects(hand, serial)
 
     # ---- weights
 
@@ -255,9 +233,11 @@ class Workers(Crew):
             self.tell(number, "publish", due.version, self.drafter, self._where)
             due.asked = self._serial
             return
-        if self._parcel is None:  # the first worker that needs it
+        # Half of the time, so that there is some left for another way.
+        due.sending = self.post.cross(self._source, hand, self._issue, self._where, self._timeout_s / 2)
+        if not due.sending and self._parcel is None:  # the first worker that needs it
             self._parcel = self.post.fetch(self._source, self._timeout_s)
-        if not self._source.lost:
+        if not due.sending and not self._source.lost:
             due.sending = self.post.send(self._parcel, hand)
 
     def _take_over(self) -> None:
@@ -391,7 +371,8 @@ class Workers(Crew):
         while len(self.present) < (1 if self._short else self.least):
             self._hear(0.2)
             self._admit()
-            if time.monotonic() < until and (self._begun or self._behind or self._handing):
+            there = len(self.present) >= self.least
+            if there or (time.monotonic() < until and (self._begun or self._behind or self._handing)):
                 continue
             if not self.present:
                 raise WhetError(f"{few}; --resume goes on from the last checkpoint.")

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import difflib
 import gc
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -32,7 +29,7 @@ from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, build_source
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
-from whet.errors import WhetError
+from whet.errors import WhetError, import_own
 from whet.types import Sampling
 
 _NEXT_SEED = 7_368_787  # between the portions of a mixture, so that two portions of one size are not shuffled alike
@@ -66,8 +63,7 @@ class Facts:
             return self
         index = Ids.of(self.ids)
         rows = index.rows(ids)
-        ends = np.searchsorted(rows, list(accumulate(size for size, _ in self.entries)))
-        sizes = np.diff(ends, prepend=0).tolist()
+        sizes = np.diff(np.searchsorted(rows, list(accumulate(size for size, _ in self.entries))), prepend=0).tolist()
         columns = {"levels": self.levels, "characters": self.characters, "tasks": self.tasks}
         some: dict[str, Any] = {name: np.asarray(c)[rows] if len(c) else c for name, c in columns.items()}
         entries = [(size, weight) for size, (_, weight) in zip(sizes, self.entries, strict=True)]
@@ -169,38 +165,25 @@ def find_plan(name: str) -> CurriculumPlan:
 
 
 def import_curriculum(name: str) -> type:
-    """Import "module:Class", also from the current directory, and refuse what cannot be a curriculum."""
+    """Import "module:Class" and refuse what cannot be a curriculum."""
     module_name, _, class_name = name.partition(":")
-    where, here = f'curriculum.name = "{name}"', os.getcwd()
+    where = f'curriculum.name = "{name}"'
     if not module_name or not class_name:
         raise WhetError(f'{where}: a curriculum of your own is written "module:Class".')
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file there cannot replace a package
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name, None)
-    except ModuleNotFoundError as error:
-        missing = f'"{error.name}" in {here} or among the installed packages'
-        raise WhetError(f"{where}: there is no module {missing}.") from None
-    except Exception as error:
-        message = f"importing {module_name} failed with {type(error).__name__}: {error}"
-        raise WhetError(f"{where}: {message}.") from error
+    _, kind = import_own(name, where)
     if not isinstance(kind, type):
         raise WhetError(f'{where}: {module_name} has no class "{class_name}".')
     methods = [key for key, value in vars(Curriculum).items() if inspect.isfunction(value) and key[0] != "_"]
     lacking = [key for key in methods if not callable(getattr(kind, key, None))]
     if lacking := [*lacking, *sorted(getattr(kind, "__abstractmethods__", ()))]:
         raise WhetError(f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum.")
-    args = (None,) if issubclass(kind, Gate) else ()
-    names = (
-        common(config.CurriculumSettings(), Sampling(max_tokens=1))
-        if args
-        else ("facts", "settings", "sampling", "seed")
-    )
+    args, names = [], ["facts", "settings", "sampling", "seed"]
+    if issubclass(kind, Gate):
+        args, names = ["source"], [*common(config.CurriculumSettings(), Sampling(max_tokens=1))]
     try:
         inspect.signature(kind).bind(*args, **dict.fromkeys(names))
     except TypeError as error:
-        wanted = ", ".join([*("source" for _ in args), *names])
-        raise WhetError(f"{where} is built with ({wanted}), which does not fit: {error}.") from None
+        raise WhetError(f"{where} is built with ({', '.join(args + names)}), which does not fit: {error}.") from None
     return kind
 
 

@@ -255,8 +255,7 @@ class Cures(Gate):
     def metrics(self) -> dict[str, float]:
         """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
         fewest, most = self.allocation
-        own = {"probed": self.probed, "allocation_min": fewest, "allocation_max": most}
-        return super().metrics() | named(own)
+        return super().metrics() | named({"probed": self.probed, "allocation_min": fewest, "allocation_max": most})
 
 
 def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) -> Allocate:
@@ -268,8 +267,7 @@ def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) ->
     """
 
     def divide(prompt_ids: Sequence[str], total: int) -> list[int]:
-        every = sigmas(prompt_ids).tolist()
-        whole = largest_remainder(every, total + screened * len(prompt_ids), screened + minimum)
+        whole = largest_remainder(sigmas(prompt_ids).tolist(), total + screened * len(prompt_ids), screened + minimum)
         return [n - screened for n in whole]
 
     return divide

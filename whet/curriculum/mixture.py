@@ -235,8 +235,7 @@ class Mixture(Saved):
     def _groups(self, clock: Clock) -> list[int]:
         """The groups of each part in this update, the same until the batch is emitted."""
         if self._wanted[0] != clock.groups:
-            shares = [part.share for part in self.parts]
-            self._wanted = (clock.groups, next_groups(shares, self.given, clock.groups))
+            self._wanted = (clock.groups, next_groups([part.share for part in self.parts], self.given, clock.groups))
         return self._wanted[1]
 
     def _waiting(self, clock: Clock) -> list[int]:

@@ -338,8 +338,7 @@ class ScalingRLSource(Returns):
         self.recent += [row for row in self.all_ids.rows(picked).tolist() if row >= 0]
         while len(picked) < k:
             self.refresh(clock, k - len(picked))
-            rows = self.active[self.used : self.used + k - len(picked)]
-            ids = [self.all_ids[row] for row in rows.tolist()]
+            ids = [self.all_ids[row] for row in self.active[self.used : self.used + k - len(picked)].tolist()]
             self.drawn(ids)
             picked += ids
         return picked

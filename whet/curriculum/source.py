@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -61,11 +61,7 @@ class Ids(Sequence[str]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> Ids: ...
-    def __getitem__(self, row: int | slice) -> str | Ids:
+    def __getitem__(self, row: int | slice) -> Any:
         return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self._names[self._places[row]]
 
     def __iter__(self) -> Iterator[str]:

@@ -256,11 +256,7 @@ class Stages(Wrapper):
     def _enter(self, number: int, rows: np.ndarray) -> None:
         self.number, self.rows, self.first_id = number, rows, self.next_id
         self.step = self.asked = 0
-        self.without_result = [
-            0,
-            0,
-            0,
-        ]  # since the last right answer: groups begun, responses, truncated ones
+        self.without_result = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
         self.progress = Progress(self.stage.plateau)
         self._tokens = {}
         self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)

@@ -238,8 +238,7 @@ class Controller(Chooser):
     def _untried(self, rates: Mapping[DraftArm, float], age: int) -> DraftArm | None:
         """The best arm of a drafter that was not tried at this age, unless it is hopeless."""
         known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if age in ages.at)}
-        new = [arm for arm in rates if arm.drafter not in known]
-        best = max(new, key=lambda arm: rates[arm], default=None)
+        best = max((arm for arm in rates if arm.drafter not in known), key=lambda arm: rates[arm], default=None)
         return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
 
     def _affordable(self, rates: Mapping[DraftArm, float], cell: Cell) -> DraftArm | None:

@@ -345,8 +345,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
     if engine == "sglang":
         tensors = {**tensors, BIAS: torch.zeros_like(tensors["fc.weight"][:, 0])}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    described = {**config, "architectures": [ARCHITECTURES[engine]]}
-    (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps({**config, "architectures": [ARCHITECTURES[engine]]}, indent=2) + "\n")
 
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:

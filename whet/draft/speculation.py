@@ -195,8 +195,7 @@ def build_speculation(
     def fits(arm: DraftArm, batch: int) -> bool:
         return serves(arm, padded(batch), weights)
 
-    controller = Controller(arms, serves=fits, bucket=padded, seed=seed)
-    chooser = controller if ours else Bandit(arms, serves=fits, seed=seed)
+    chooser = Controller(arms, serves=fits, bucket=padded, seed=seed) if ours else Bandit(arms, serves=fits, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size, weights)]
     return Speculation(drafters, chooser, vocab=vocab, served=served)

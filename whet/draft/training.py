@@ -461,8 +461,7 @@ class SpotDrafter:
     def _ask_one(self) -> tuple[Copy, dict[str, bytes]]:
         while not (found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))):
             self.crew.listen(0.1)  # it was lost meanwhile
-        whole: tuple[Copy, dict[str, bytes]] = found[0]
-        return whole
+        return found[0]
 
 
 _NUMBERS = itertools.count(1)  # of merged drafters: members outlive a learner, and with it a `SpotDrafter`

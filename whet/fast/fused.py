@@ -90,15 +90,13 @@ class PlainNetwork:
         """As `FusedStack.forward`."""
         self.fed, position = fed, fed.position[None].long()
         out = self.decoder(input_ids=fed.ids[None], position_ids=position, use_cache=False, ctx=self)
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        return out.last_hidden_state[0]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values, fed = self.keys[layer], self.values[layer], self.fed
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         write_kv(key, value, keys, values, fed.table, fed.row, fed.position)
-        out = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **how._asdict())
-        return out[None]
+        return paged_attention(query, keys, values, *fed[3:6], most=fed.most, **how._asdict())[None]
 
 
 # ---- shared storage

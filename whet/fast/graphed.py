@@ -26,7 +26,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
 from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, compiled_log_probs, first_line
-from whet.fast.graphs import pool_bytes
+from whet.fast.graphs import capturing, pool_bytes
 from whet.learn.learner import Passes
 from whet.learn.samples import Sample
 from whet.model.head import head_of, log_probs
@@ -288,9 +288,9 @@ class Graphed:
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(forward, pool=pool):
+            with capturing(forward, pool):
                 out = self._decode(buffers)
-            with torch.cuda.graph(backward, pool=pool):
+            with capturing(backward, pool):
                 self._differentiate(out, buffers)
         except torch.OutOfMemoryError:
             return "they do not fit in memory"

@@ -9,6 +9,7 @@ rows beyond the batch are padding, with length -1. On a CPU everything runs as p
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -76,6 +77,20 @@ def driver_bytes(device: torch.device) -> int:
     return total - free - torch.cuda.memory_reserved(device)
 
 
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture what runs here. Meanwhile Python does not look for garbage, which may hold an older graph or pinned
+    memory: freeing that within a capture makes it fail."""
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if looks:
+            gc.enable()
+
+
 class Captures:
     def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
         """step(*key): what is captured; at_rest: a context in which a step changes no row."""
@@ -112,7 +127,7 @@ class Captures:
                 torch.cuda.current_stream().wait_stream(stream)
                 before = driver_bytes(self.device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with capturing(graph, pool):
                     out = self.step(*key)
                 self.graphs[key] = (graph, out)
                 self.bytes[key] = pool_bytes(pool) - sum(self.bytes.values())

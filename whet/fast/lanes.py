@@ -64,8 +64,7 @@ class DeviceRows:
         staged = self._next(self._orders)
         running = len(order)
         staged.numpy()[:running] = order
-        index = staged[:running].to(self.device, non_blocking=True)
-        moved = self.state.index_select(1, index)
+        moved = self.state.index_select(1, staged[:running].to(self.device, non_blocking=True))
         self.state[LENGTH] = -1
         self.state[:, :running] = moved
 

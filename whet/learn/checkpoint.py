@@ -52,8 +52,7 @@ class TensorFile(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        found: Tensor = self._file.get_tensor(name)
-        return found
+        return self._file.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

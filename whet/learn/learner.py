@@ -26,11 +26,11 @@ from torch import Tensor
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
+from whet.learn.base import Team
 from whet.learn.checkpoint import Checkpoint, load_weights_into, write_weights
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate, part_of
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
-from whet.learn.team import Team
 from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
 from whet.model.packing import Pack, Pair, check_packing, hidden_states, idle_pack, make_packs, packed_attention, upload
 from whet.model.twin import sharing_copy

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from whet.errors import WhetError
-from whet.learn.team import spread
+from whet.learn.base import spread
 
 TINY_MODEL = 10_000_000  # parameters: a model up to this size bears the learning rate of adapters
 _HALF = (torch.bfloat16, torch.float16)
@@ -168,8 +168,7 @@ class AdamW:
             if name not in self.masters:
                 raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
             if (master := self._own.get(name)) is not None:
-                own = part_of(self.live[name], tensor)
-                self._adam.state[master][part] = own.to(master.device, copy=True)
+                self._adam.state[master][part] = part_of(self.live[name], tensor).to(master.device, copy=True)
         self._write_live()
 
     @torch.no_grad()

@@ -489,10 +489,6 @@ def free_memory(device: torch.device) -> int | None:
     return left if free is None else min(free, left)
 
 
-def whole_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[1]
-
-
 def limit_memory(device: torch.device, share: float) -> None:
     """Take no more than this share of a GPU, less a little for what CUDA itself takes beside."""
     torch.cuda.set_per_process_memory_fraction(share * (1 - SPARE / 2), device.index or 0)

@@ -72,14 +72,10 @@ def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
 
 copy_rows.register_fake(lambda x, rows: x.new_empty((rows.shape[0], *x.shape[1:])))
 sum_copies.register_fake(lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format))
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    x, rows = ctx.saved_tensors
-    return sum_copies(gradient.contiguous(), rows, x), None
-
-
-copy_rows.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+copy_rows.register_autograd(
+    lambda ctx, gradient: (sum_copies(gradient.contiguous(), *reversed(ctx.saved_tensors)), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
 # ---- attention over a pack

@@ -284,5 +284,4 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
 @torch.no_grad()
 def _logits(model: PreTrainedModel, **kwargs: Any) -> Tensor:
     position = torch.arange(3, device=model.device)[None]
-    ids = position % model.config.vocab_size
-    return model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits
+    return model(input_ids=position % model.config.vocab_size, position_ids=position, use_cache=False, **kwargs).logits

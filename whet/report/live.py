@@ -227,8 +227,7 @@ class RunProgress:
             table.width = self._console.width - ECHO
             table.add_column(no_wrap=True)
             table.add_column(ratio=1)
-            words = (formats.percent(done), left, f"loss {loss:.3f}")
-            table.add_row(Text(name), _bar(done), *map(Text, words))
+            table.add_row(Text(name), _bar(done), *map(Text, (formats.percent(done), left, f"loss {loss:.3f}")))
             self._draw(table)
         else:
             self.message(f"{name}: {step}/{steps} updates, {left}, loss {loss:.3f}")

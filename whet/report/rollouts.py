@@ -170,8 +170,7 @@ class RolloutShelf:
         part = max(PLAIN.findall(needle), key=len, default=b"")  # what every line with the text must contain
 
         def answer(following: Bookmark | None) -> dict[str, Any]:
-            shown = [row for _, row in rows]
-            return {"rows": shown, "next": following and str(following), "searched": searched}
+            return {"rows": [row for _, row in rows], "next": following and str(following), "searched": searched}
 
         for file in self.files():
             before = Bookmark(file.step, file.kind, -1)

@@ -15,11 +15,10 @@ import ipaddress
 import secrets
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from whet.adapters.serve import QuietServer, Refused, is_loopback
+from whet.adapters.serve import QuietHandler, QuietServer, Refused, is_loopback
 from whet.errors import WhetError
 from whet.report.data import PageData
 from whet.report.page import SCRIPTS, STYLES, asset, served_document
@@ -41,8 +40,8 @@ HEADERS = {
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 
-class PageHandler(BaseHTTPRequestHandler):
-    protocol_version, timeout, disable_nagle_algorithm, wbufsize = "HTTP/1.1", 60, True, -1
+class PageHandler(QuietHandler):
+    timeout = 60
     server: PageServer
 
     def do_GET(self) -> None:
@@ -58,17 +57,8 @@ class PageHandler(BaseHTTPRequestHandler):
         self._answer(status, JSON, to_json({"error": sentence}))
 
     def _answer(self, status: int, kind: str, text: str) -> None:
-        data = text.encode()
-        self.send_response(status)
-        headers = HEADERS | {"Content-Type": kind, "Content-Length": str(len(data))}
-        headers |= {"Allow": "GET, HEAD"} if status == 405 else {}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        allowed = {"Allow": "GET, HEAD"} if status == 405 else {}
+        self.respond(status, text, HEADERS | {"Content-Type": kind} | allowed)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What `http.server` itself refuses; another method than GET among it, whose body is not read."""
@@ -79,9 +69,6 @@ class PageHandler(BaseHTTPRequestHandler):
 
     def version_string(self) -> str:
         return "whet"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 class PageServer(QuietServer):

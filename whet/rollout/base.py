@@ -46,8 +46,9 @@ class Engine(Protocol):
         """Number of rollouts that could start at once beyond the queued ones; None under barrier."""
 
     def update(self, version: int) -> None:
-        """The weights have changed, to those of `version`: running rollouts are cut, recomputed or kept. It is called
-        after each step and after a warm start; a checkpoint brings the version in `load_state_dict`."""
+        """The weights have changed, to those of `version`. Running rollouts end as they are (cut), continue after their
+        keys and values were computed again (recompute), or continue with the old ones (keep). It is called after each
+        step and after a warm start; a checkpoint brings the version in `load_state_dict`."""
 
     def release(self) -> None:
         """Give GPU memory back before the learner's step, until `take_back`."""

@@ -93,8 +93,6 @@ class LocalEngine(FlightEngine):
         return int(self.rows.count[: self.rows.size].sum())
 
     def update(self, version: int) -> None:
-        """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
-        computed again (recompute), or continue with the old ones (keep)."""
         if self.on_update != "keep":
             self._evict_all()
         if self.on_update == "cut":
@@ -120,7 +118,6 @@ class LocalEngine(FlightEngine):
             self.cache.arena.take_back()
 
     def notes(self) -> list[str]:
-        """What the user should know about the engine before it starts."""
         slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
         return [*self.cache.notes, *([f"{slow} {self.lack}."] if self.lack else [])]
 
@@ -180,12 +177,8 @@ class LocalEngine(FlightEngine):
         self._retire(rows.finished(self.decode))
         if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
             begin += self._go_ahead()
-        spent = time.perf_counter() - begin
-        self._seconds += spent
+        self._took(time.perf_counter() - begin, running, fed=bool(wave.chunks))
         self.trail.add(rows_run)
-        if running and not wave.chunks:
-            self._took(spent, running)
-        self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
 
     def _schedule(self) -> Wave:
         """Preempt the youngest rows until every row has a page for its next token, then choose what to admit."""

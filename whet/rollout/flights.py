@@ -87,6 +87,10 @@ class FlightEngine(ABC):
     def written(self) -> int:
         """Tokens that running flights have written so far."""
 
+    def notes(self) -> list[str]:
+        """What the user should know about the engine before it starts."""
+        return []
+
     @abstractmethod
     def _evict_all(self) -> None:
         """Put all that runs back to the head of the queue, with its tokens."""
@@ -197,9 +201,14 @@ class FlightEngine(ABC):
 
     # ---- counters and checkpoints
 
-    def _took(self, seconds: float, rows: int) -> None:
-        """Note a step that fed no prompt. Steps before it count less and less."""
-        self._paced = [MEMORY * old + new for old, new in zip(self._paced, (1, seconds, seconds / rows), strict=True)]
+    def _took(self, seconds: float, rows: int, fed: bool) -> None:
+        """Note a step, and whether it fed prompts: such a step says nothing of the pace, for which steps before the
+        last one count less and less."""
+        self._seconds += seconds
+        self._tail += seconds if 4 * rows <= self.slots and not fed else 0.0
+        if rows and not fed:
+            new = (1, seconds, seconds / rows)
+            self._paced = [MEMORY * old + more for old, more in zip(self._paced, new, strict=True)]
 
     @property
     def pace(self) -> tuple[float, float, float]:

@@ -185,8 +185,7 @@ class PagedCache(Cache):
         self.edits += 1
 
     def close(self, rows: list[int]) -> None:
-        used = np.arange(self.table.shape[1]) < self.held[rows, None]
-        self.drop(self.table[rows][used].tolist())
+        self.drop(self.table[rows][np.arange(self.table.shape[1]) < self.held[rows, None]].tolist())
         self.table[rows], self.held[rows] = self.trash, 0
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -112,8 +112,6 @@ class VllmEngine(FlightEngine):
         return sum(len(written.ids) for written in self.running.values())
 
     def update(self, version: int) -> None:
-        """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
-        computed again (recompute), or continue with the old ones (keep)."""
         if self.on_update == "cut":
             self._evict_all()
             self._cut(self.scheduler.cut(), self.version)
@@ -132,10 +130,6 @@ class VllmEngine(FlightEngine):
 
     def take_back(self) -> None:
         self.stale = True  # a warm start may have trained; the next step sends the weights, if no update does
-
-    def notes(self) -> list[str]:
-        """What the user should know about the engine before it starts."""
-        return []
 
     def close(self) -> None:
         """End vLLM's engine and forget its process group, so that another may be made in this process."""
@@ -174,12 +168,9 @@ class VllmEngine(FlightEngine):
                 ended.append((self.running.pop(output.request_id), finish))
         self._stats["steps"] += 1
         self._retire(ended)
-        spent, rows = time.perf_counter() - begin, len(self.running) + len(ended)
-        self._seconds += spent
+        rows = len(self.running) + len(ended)
+        self._took(time.perf_counter() - begin, rows, fed=entered > 0)
         self.trail.add(rows)
-        if rows and not entered:
-            self._took(spent, rows)
-        self._tail += spent if 4 * rows <= self.slots and not entered else 0.0
 
     def _admit(self) -> int:
         """Give vLLM as many flights as have a slot; returns their number."""

@@ -44,7 +44,10 @@ def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
         return settings, []
     from whet.model.load import pick_device
 
-    return as_vllm_runs(settings), refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
+    notes = refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
+    if settings.rollout.mode == "stream":  # verdicts as they come: their order costs a wait, and no run repeats by it
+        settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"ordered": False})})
+    return settings, notes
 
 
 def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
@@ -71,7 +74,8 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
         why = f"draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}"
     if why:
         raise WhetError(f'rollout.engine = "vllm" {why}.')
-    if settings.rollout.mode == "stream" and _exact(settings):
+    asked = "ordered" in settings.rollout.model_fields_set  # by the recipe itself
+    if settings.rollout.mode == "stream" and settings.rollout.ordered and asked:
         wanted = "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise"
         raise WhetError(f"{wanted}, and vLLM has none; leave it out or set it to false.")
     exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
@@ -93,15 +97,3 @@ def speculation_of(settings: config.Config) -> dict[str, Any] | None:
     most = {"ngram": 4, "suffix": 8, "eagle": 4}
     told = ({"method": name, "num_speculative_tokens": most[name], **own[name]} for name in settings.draft.drafters)
     return next(told, None)
-
-
-def as_vllm_runs(settings: config.Config) -> config.Config:
-    """In a stream verdicts are taken as they come: their order would cost a wait, and no run of vLLM repeats by it."""
-    if settings.rollout.mode == "barrier" or _exact(settings):
-        return settings
-    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"ordered": False})})
-
-
-def _exact(settings: config.Config) -> bool:
-    """Whether the recipe itself asks for exact repetition."""
-    return settings.rollout.ordered and "ordered" in settings.rollout.model_fields_set

@@ -11,20 +11,17 @@ penalty is no term: it belongs to the learner (learn.overlong), which has the es
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import itertools
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from whet import config
 from whet.config import ProblemSettings
-from whet.errors import WhetError
+from whet.errors import WhetError, import_own
 from whet.tasks.base import Judgement, Task, check_options, did_you_mean
 from whet.tasks.chain import ChainTask
 from whet.tasks.final import after_thinking, boxed, tagged
@@ -87,22 +84,7 @@ def import_judge(spec: str) -> JudgeFunction:
     module_name, _, function_name = spec.partition(":")
     if not module_name or not function_name:
         raise WhetError(f'A reward is written "module:function", got "{spec}".')
-    here = os.getcwd()
-    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
-        sys.path.append(here)  # last: a file there must not replace a package or the standard library
-        importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            why = f'there is no module "{module_name}" in {here} or among the installed packages'
-        else:
-            why = f'{module_name} needs the module "{error.name}", which is not installed'
-        raise WhetError(f'reward = "{spec}": {why}.') from None
-    except Exception as error:
-        why = f"importing {module_name} failed with {type(error).__name__}: {error}"
-        raise WhetError(f'reward = "{spec}": {why}.') from error
-    function = getattr(module, function_name, None)
+    module, function = import_own(spec, f'reward = "{spec}"')
     if function is None:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         taken = getattr(module, "__file__", None) or "built into Python"

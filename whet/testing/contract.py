@@ -62,33 +62,24 @@ class LedgerEntry:
         return len(self.came) == self.asked
 
 
+@dataclass
 class Ledger:
-    def __init__(
-        self,
-        ids: Sequence[str],
-        *,
-        epochs: bool = True,
-        rollouts: int | None = None,
-        max_age: int | None = None,
-        trains: Phase | None = None,
-        parts: Sequence[str] = ("",),
-    ):
-        """What holds for a curriculum.
+    """What was seen of a curriculum, and what holds for it."""
 
-        epochs: every prompt is visited once before any is visited again; false for sources that choose.
-        rollouts: the average per group of a full batch, where the curriculum has a fixed budget.
-        max_age: the bound on (version - oldest token) with which it was built.
-        trains: a group that has rollouts of this phase trains only on those.
-        parts: names of the parts of a mixture, in each of which the order of first request holds.
-        """
-        self.parts, self.ids, self.epochs = parts, ids, epochs
-        self.rollouts, self.max_age, self.trains = rollouts, max_age, trains
+    ids: Sequence[str]
+    epochs: bool = True  # every prompt is visited once before any is visited again; false for sources that choose
+    rollouts: int | None = None  # the average per group of a full batch, where the curriculum has a fixed budget
+    max_age: int | None = None  # the bound on (version - oldest token) with which it was built
+    trains: Phase | None = None  # a group that has rollouts of this phase trains only on those
+    parts: Sequence[str] = ("",)  # names of the parts of a mixture, in each of which the order of first request holds
+
+    def __post_init__(self) -> None:
         self.entries: dict[int, LedgerEntry] = {}
-        self.pending: list[list[tuple[int, str]]] = [[] for _ in parts]  # returned, in ask order, not yet asked again
+        self.pending: list[list[tuple[int, str]]] = [[] for _ in self.parts]  # returned, in ask order, not yet asked
         self.visits: Counter[str] = Counter()  # without those that make up for a return
         self.reached: Counter[int] = Counter()  # prompts with so many visits or more
-        self.last_trained = [-1] * len(parts)
-        self.stages = [0.0] * len(parts)
+        self.last_trained = [-1] * len(self.parts)
+        self.stages = [0.0] * len(self.parts)
         self.starved = 0.0  # at the last batch
         self._held: set[int] = set()  # before an emit
         self._reasked = 0.0
@@ -281,8 +272,7 @@ def check_contract(make: Make, *, worlds: Sequence[World] = WORLDS, **expected: 
 def check_world(make: Make, world: World, *, save_share: float = 0.3, **expected: Any) -> int:
     """Check lines 1 to 5, 7 and 9 in one simulated run; return its number of batches."""
     first = play(make, world, **expected)
-    again = play(make, world, **expected)
-    _same(first, again, "a second run with the same seed and verdicts")
+    _same(first, play(make, world, **expected), "a second run with the same seed and verdicts")
     what = f"a run saved and loaded after {save_share:.0%} of all calls"
     try:
         saved = play(make, world, save_share=save_share, sealed=False, **expected)

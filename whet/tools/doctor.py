@@ -91,8 +91,7 @@ def _vllm(settings: config.Config | None) -> list[Finding]:
     version, wanted = version_of_vllm(), settings is not None and settings.rollout.engine == "vllm"
     if lack := vllm_lack(version):
         return [("vllm", lack, False)] if wanted else [("vllm", lack, True)] if version else []
-    can = "barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise"
-    return [("vllm", f"{version}: {can}", True)]
+    return [("vllm", f"{version}: barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise", True)]
 
 
 def _device() -> Finding:

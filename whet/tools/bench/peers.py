@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from whet.errors import WhetError
+from whet.fast.compiled import first_line
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
@@ -309,6 +310,5 @@ def _or_failed(work: Callable[[], T]) -> T:
     except torch.OutOfMemoryError:
         reason = "out of GPU memory"
     except Exception as error:
-        first = (str(error).strip() or "no reason given").splitlines()[0]
-        reason = f"{type(error).__name__}: {first[:200]}"
+        reason = first_line(error)
     raise PeerFailed(reason)  # outside of the handler, so that it does not keep the tensors of the failed frames
