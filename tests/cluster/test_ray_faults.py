@@ -356,10 +356,10 @@ def test_others_go_on_with_what_a_worker_gives_up(tmp_path: Path, whole: Path, m
     monkeypatch.setattr(workers, "REST", 2)
     listen, given, asked = workers.Workers.listen, list[int](), set[tuple[int, int]]()
 
-    def listened(crew: Any, timeout: float, owing: Any = ()) -> None:
-        if crew.version == 3 and owing and not given:
+    def listened(crew: Any, timeout: float) -> None:
+        if crew.version == 3 and crew.owing() and not given:
             crew.hands[0].pace, crew.hands[1].pace = (99.0, 1.0, 1.0), (99.0, 0.1, 0.1)
-        listen(crew, timeout, owing)
+        listen(crew, timeout)
         given.extend(crew._handing)
 
     def told(crew: Any, number: int, name: str, *args: Any) -> None:

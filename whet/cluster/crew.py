@@ -35,6 +35,7 @@ FORM_S = 60.0  # seconds for forming a group
 EXCHANGE_S = 900.0  # seconds that a process waits for the others in an exchange of gradients
 GRACE_S = 20.0  # seconds in which a failure may turn out to be the consequence of another's death
 LEAVE_S = 5.0  # seconds for leaving in order
+LOOK_S = 0.4  # seconds from one look at who is late to the next, at most: so much before a limit one counts as late
 SPACE = "; df -h /dev/shm shows whether it is full, and a container gets more by --shm-size"
 MOST_RESTARTS = 3  # in a row, without an update in between
 CODE = "import sys; from whet.processes import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
@@ -49,7 +50,7 @@ class Hand:
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
         self.since = time.monotonic()  # the last word from it, or to it where it owes none
-        self.owes = False  # whether it decodes, so that it must speak
+        self.owes = False  # whether it was decoding at the last look: a question to it is no sign of life
         self.pace = (0.0, 0.0, 0.0)  # steps of its engine that it has timed, seconds of one, and the same per row
         self.lost = ""  # why it is of no use any more
         self.leaving = False  # whether it must go soon
@@ -135,6 +136,7 @@ class Crew:
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.handed: Callable[[int, Any], None] = lambda number, state: None  # with what a member has given up
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
+        self.owing: Callable[[], Container[int]] = tuple  # members that decode, so must speak
         self.restarts = 0  # in a row
         self.silent_s, self.answer_s = SILENT_S, ANSWER_S
         # For the user: a process was started again, or warns.
@@ -215,8 +217,7 @@ class Crew:
         """Ask one member for what has no answer."""
         self._serial += 1
         hand = self.hands[number]
-        if not hand.owes:  # else it must speak anyway, and questions are no sign of life
-            hand.since = time.monotonic()
+        hand.since = hand.since if hand.owes else time.monotonic()
         hand.channel.send(pack((self._serial, name, args)))
 
     def send_all(self, message: Any) -> None:
@@ -226,12 +227,12 @@ class Crew:
             hand.since = time.monotonic()
             hand.channel.send(packed)
 
-    def listen(self, timeout: float, owing: Container[int] = ()) -> None:
-        """Take what has come, and make the crew whole if one is lost. `owing`: members that decode, so must speak."""
+    def listen(self, timeout: float) -> None:
+        """Take what has come, and make the crew whole if one is lost."""
         self._hear(timeout)
         for hand in self.hands:
-            hand.owes = hand.number in owing
-            if hand.owes and time.monotonic() - hand.since > self.silent_s:
+            hand.owes = hand.number in self.owing()
+            if hand.owes and time.monotonic() - hand.since > self.silent_s - LOOK_S:
                 hand.lose(f"did not say a word for {self.silent_s:g} s while it decoded")
         if self.lacking:
             self.mend()
@@ -256,12 +257,13 @@ class Crew:
     ) -> dict[int, tuple[Any, ...]]:
         """The answers of those that gave one; the others are lost. grace: members do this together, so where one fails
         or is lost the others cannot end it, and get so many seconds to notice. `then` is called once all are asked."""
+        self._hear(0.0)  # so that one that has spoken in time counts as alive
         self._serial += 1
         serial, packed = self._serial, dict[int, bytes]()
         self._awaited = serial
         waited = [self.hands[number] for number in numbers]
         for hand, own in zip(waited, args, strict=True):
-            hand.since = time.monotonic()
+            hand.since = hand.since if hand.owes else time.monotonic()
             if id(own) not in packed:  # what is the same for all is packed once
                 packed[id(own)] = pack((serial, name, own))
             hand.channel.send(packed[id(own)])
@@ -282,7 +284,7 @@ class Crew:
             if not waiting and (unmet == math.inf or gone < math.inf or late):
                 break
             for hand in waiting:
-                if now - hand.since > limit:
+                if now - hand.since > limit - LOOK_S:
                     hand.lose(f"did not answer {name} for {limit:g} s")
                 elif late:
                     hand.lose(f"kept the others waiting in {name}")

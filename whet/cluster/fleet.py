@@ -58,7 +58,7 @@ class Fleet:
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
         self.spot: SpotDrafter | None = None  # the drafter that members train when they are idle
-        crew.deliver, crew.mended, crew.handed = self._deliver, self._ask_again, self._hand_on
+        crew.deliver, crew.mended, crew.handed, crew.owing = self._deliver, self._ask_again, self._hand_on, self._owing
 
     # ---- the protocol
 
@@ -67,7 +67,7 @@ class Fleet:
 
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         shown = 0
-        self.crew.listen(0.0, self._owing())
+        self.crew.listen(0.0)
         while True:
             over = not any(ticket is None for ticket, *_ in self._open) or (self.mode == "stream" and bool(self.done))
             if early is not None:
@@ -76,7 +76,7 @@ class Fleet:
             if over:
                 done, self.done = self.done, []
                 return done
-            self.crew.listen(LOOK_S, self._owing())
+            self.crew.listen(LOOK_S)
 
     def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
         self._ticket += 1
@@ -84,7 +84,7 @@ class Fleet:
         wanted = [(r.group_id, index) for r in requests for index in range(r.first_index, r.first_index + r.n)]
         self._send(self._ticket, requests)
         while (before := len(found)) < len(wanted):
-            self.crew.listen(1.0, self._owing())
+            self.crew.listen(1.0)
             if on_progress is not None and len(found) > before:
                 on_progress(len(found))
         del self._tickets[self._ticket]

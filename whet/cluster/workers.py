@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
+from whet.cluster.crew import LOOK_S, MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
 if TYPE_CHECKING:
@@ -150,16 +150,15 @@ class Workers(Crew):
     def _again(self, number: int) -> None:
         """Start a lost worker again, or wait with that for the next update where it is lost again and again."""
         hand = self.hands[number]
-        hand.stop()
         self._begun.pop(number, None)
         self._losses[number] += 1
-        if self._losses[number] > MOST_RESTARTS:
-            times = f"which makes {self._losses[number]} losses in one step"
-            self.on_message(f"{hand.lost}, {times}; it is left out until the next update.")
-            return
-        self.on_message(f"{hand.lost}; it is started again.")
-        self.hands[number] = self._start(number)
-        self._invite(number)
+        over = self._losses[number] > MOST_RESTARTS
+        often = f", which makes {self._losses[number]} losses in one step; it is left out until the next update."
+        self.on_message(hand.lost + (often if over else "; it is started again."))
+        hand.stop()
+        if not over:
+            self.hands[number] = self._start(number)
+            self._invite(number)
 
     def _expects(self, hand: Hand, serial: int) -> bool:
         due = self._due.get(hand.number)
@@ -257,7 +256,7 @@ class Workers(Crew):
             due.asked, due.since = self._serial, time.monotonic()
         answer = hand.replies.pop(due.asked, None)
         if answer is None:
-            if time.monotonic() - due.since > self._timeout_s:
+            if time.monotonic() - due.since > self._timeout_s - LOOK_S:
                 what = f"take version {due.version} of the weights" if due.asked else "get the weights"
                 hand.lose(f"did not {what} within {self._timeout_s:g} s")
         elif answer[0] == "failed":
@@ -291,7 +290,7 @@ class Workers(Crew):
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, tickets, bundle: None, lambda numbers: None
-        self.handed = lambda number, state: None
+        self.handed, self.owing = lambda number, state: None, tuple
         self.learners, self.version, self._stale = learners, 0, True
         for number in (*self._due, *self._handing):
             self.hands[number].lose("waited for a learner that was lost")
@@ -302,8 +301,8 @@ class Workers(Crew):
 
     # ---- leaving
 
-    def listen(self, timeout: float, owing: Any = ()) -> None:
-        super().listen(timeout, owing)
+    def listen(self, timeout: float) -> None:
+        super().listen(timeout)
         self._admit()
         self.post.look(self.hands)
         for number in [n for n in {*self.present, *self._resting} - self._handing.keys() if self.hands[n].leaving]:
@@ -330,7 +329,7 @@ class Workers(Crew):
             if number not in self._handing:  # it was seen to while others were waited for
                 continue
             hand = self.hands[number]
-            if time.monotonic() - hand.since > self._timeout_s:
+            if time.monotonic() - hand.since > self._timeout_s - LOOK_S:
                 hand.lose(f"did not hand over what it had within {self._timeout_s:g} s")
             if (answer := hand.replies.pop(serial, None)) is not None and answer[0] == "failed":
                 hand.lose(f"did not hand over what it had: {answer[2]}")
