@@ -147,14 +147,15 @@ def test_adapters_that_are_not_merged() -> None:
 def test_garbage_waits_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own context is left out, since it needs a GPU; what Python does within it is what is tested."""
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
-    cycle: list[Any] = [torch.zeros(1)]
-    cycle.append(cycle)
-    kept, before = weakref.ref(cycle[0]), gc.get_threshold()
+    before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         with pytest.raises(ZeroDivisionError), capturing(None, (0, 0)):  # type: ignore[arg-type]
+            cycle: list[Any] = [torch.zeros(1)]
+            cycle.append(cycle)
+            kept = weakref.ref(cycle[0])
             del cycle
-            assert len([[] for _ in range(100)]) == 100 and kept() is not None, "it would have been found by now"
+            assert len([[] for _ in range(1000)]) == 1000 and kept() is not None, "it would have been found by now"
             raise ZeroDivisionError
         assert gc.isenabled()
         gc.disable()
