@@ -54,6 +54,7 @@ class Guest(Silent):
             self.listen_until(lambda: len(self.workers.present) == 2)
         if metrics["step"] == 6 and not self.drain:
             self.nodes.remove_node(self.node, allow_graceful=False)
+            self.listen_until(lambda: self.workers.present == [0])  # its process ends a while after the node
         elif metrics["step"] == 6:
             import ray
             from ray.core.generated import autoscaler_pb2
