@@ -1,7 +1,4 @@
-"""Errors that whet raises on purpose. The command line prints their sentence and exits with code 2.
-
-`import_own` imports what users bring; whatever is wrong with it becomes such an error.
-"""
+"""Errors that whet raises on purpose. The command line prints their sentence and exits with code 2."""
 
 from __future__ import annotations
 

@@ -2,22 +2,24 @@
 
 `whet.learn.learner.Learner` trains the model of this process; `whet.cluster.fleet.Chorus` is the learner of several
 processes. Each of these makes the samples of the whole batch, with the weights that they have in its loss, and runs its
-share of them. So gradients and sums are added, never averaged, and each learner takes the same optimiser step. `Team`
-is the plain case of one learner; `whet.cluster.ranks.Ranks` is a team of processes.
+share of them. So gradients and sums are added, never averaged, and each learner takes the same optimiser step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from whet.learn.checkpoint import Checkpoint
-from whet.learn.samples import Sample
 from whet.types import Batch, Key, Report
+
+if TYPE_CHECKING:  # a part of whet runs without torch
+    from torch import Tensor
+
+    from whet.learn.samples import Sample
 
 T = TypeVar("T")
 Lesson = Sequence[tuple[Sequence[int], Sequence[int]]]  # pairs of (prompt ids, response ids), one update
@@ -53,7 +55,7 @@ class Trainer(Protocol):
 
 
 class Team:
-    """One learner by itself."""
+    """One learner by itself; `whet.cluster.ranks.Ranks` is a team of processes."""
 
     rank, size = 0, 1
 
@@ -87,7 +89,7 @@ def share_of(samples: Sequence[Sample], size: int) -> list[int]:
     """The rank that runs each sample. Groups stay whole, so that a prompt is fed once; the next goes to the rank with
     the fewest tokens so far, the lowest of those that are equal.
 
-    >>> import numpy as np
+    >>> from whet.learn.samples import Sample
     >>> def sample(group, tokens): return Sample((group, 0), np.zeros(2), np.zeros(tokens), np.zeros(tokens), 1, 1, 1)
     >>> share_of([sample(0, 8), sample(1, 3), sample(1, 3), sample(2, 5), sample(3, 1)], 2)
     [0, 1, 1, 1, 0]
