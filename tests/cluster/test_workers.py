@@ -345,6 +345,20 @@ def test_a_long_update_of_the_learner_is_not_held_against_a_worker(carrier: Carr
     assert due.asked and not made.hands[1].lost
 
 
+def test_one_that_has_written_all_may_be_silent(carrier: Carrier) -> None:
+    """Also where its last rollouts came while the driver waited for something else, and looks again much later."""
+    made = workers(carrier, 2)
+    engine = fleet(made)
+    engine.submit(requests(0, 1))
+    made.listen(0.0)
+    made.hands[0].since = made.hands[1].since = before = made.hands[0].since - 50
+    engine._load[0] = 0
+    made._hear(0.0)
+    for number in (0, 1):
+        made.tell(number, "take_back")
+    assert made.hands[0].since > before and made.hands[1].since == before, "a question is a new beginning for one alone"
+
+
 def test_a_worker_that_was_slow_is_found_sooner(carrier: Carrier) -> None:
     made = workers(carrier, 2)
     made.prepare()

@@ -301,6 +301,7 @@ class Crew:
             while not hand.lost and (message := hand.channel.take()) is not None:
                 hand.since = time.monotonic()
                 self._sort(hand, *message)
+            hand.owes &= hand.number in self.owing()  # that may have been the last of what it had to write
             if hand.channel.closed and not hand.lost:
                 hand.lose(hand.ended())
 
