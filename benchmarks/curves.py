@@ -1,4 +1,4 @@
-"""Curves over tokens or steps: smoothed, read between their points, and the median of several."""
+"""Curves over tokens or steps: read between their points, and the median of several."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from itertools import pairwise
 from statistics import median
 
 from whet.report.arms import Curve
-
-
-def smooth(curve: Curve, window: int) -> Curve:
-    """Moving mean over `window` points around each, over fewer at the ends.
-
-    >>> smooth([(0, 0.0), (1, 6.0), (2, 3.0)], 3)
-    [(0, 3.0), (1, 3.0), (2, 4.5)]
-    """
-    half, heights = window // 2, [y for _, y in curve]
-    near = [heights[max(0, i - half) : i + half + 1] for i in range(len(curve))]
-    return [(x, sum(ys) / len(ys)) for (x, _), ys in zip(curve, near, strict=True)]
 
 
 def at(curve: Curve, x: float) -> float:

@@ -44,13 +44,14 @@ import numpy as np
 import tomli_w
 from base import make_base
 from matrix import defining_settings, hash_weights, inline, make_start, read_plan
+from matrix_cells import column, points
 from matrix_figures import FigureLine, figure
-from matrix_results import column, points, rising
 from rich.console import Console
 from train import CellWork, Places, read_outcome
 
 from whet import files
 from whet.errors import WhetError
+from whet.report.draws import rising
 from whet.tools.experiment import circumstances
 from whet.tools.forecast import play_cures
 from whet.tools.measure import probe_model

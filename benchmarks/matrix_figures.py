@@ -1,10 +1,9 @@
 """Accuracy against what it cost, all arms of a matrix with their seeds, as SVG files that stand alone.
 
-    python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml
+    python benchmarks/matrix_figures.py benchmarks/maze_matrix.toml
 
-Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells; `matrix_document.py MATRIX` shows
-those that are there. The standard library draws them; the same cells give the same bytes. The line is the median of
-the seeds, the band their range.
+Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells. The standard library draws them, and the same
+cells give the same bytes. The line is the median of the seeds, the band their range.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from pathlib import Path
 
 from curves import at, median_curve
 from matrix import read_plan
-from matrix_document import COSTS, read_arms
-from matrix_results import Arms, curve, usable
+from matrix_cells import COSTS, Arms, curve, read_arms, usable
 
 from whet import files
 from whet.report.arms import Curve
@@ -154,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("matrix", type=Path)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/evidence/figures"))
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     options = parser.parse_args()
     plan = read_plan(options.matrix)
     arms = read_arms(options.results / "train" / plan.name, [arm.name for arm in plan.matrix.arm])

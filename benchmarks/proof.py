@@ -2,7 +2,7 @@
 
     python benchmarks/proof.py benchmarks/maze_matrix.toml
 
-It replaces the text between the marks `<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` in docs/evidence/proof.md.
+It replaces the text between the marks `<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` in docs/evidence.md.
 
 A run reaches the target at the first evaluation at which the nearest rising curve through its evaluations does; a seed
 that never does counts as never. Of two arms the medians over those seeds are compared that both have, without seeds
@@ -23,9 +23,8 @@ import numpy as np
 import typer
 from command_line import RESULTS, Out, run_script, tell
 from matrix import MatrixPlan, read_plan
-from matrix_document import fill, read_arms, table
+from matrix_cells import Log, Show, crossing, curve, drift, fill, read_arms, table
 from matrix_figures import write_figures
-from matrix_results import Log, Show, crossing, curve, drift
 
 from whet import files
 from whet.errors import WhetError
@@ -237,7 +236,7 @@ app = typer.Typer(add_completion=False)
 def main(
     matrix: Annotated[Path, typer.Argument(help="A TOML matrix with a target whose cells are stored.")],
     out: Out = RESULTS,
-    page: Annotated[Path, typer.Option(help="The page with the marks.")] = Path("docs/evidence/proof.md"),
+    page: Annotated[Path, typer.Option(help="The page with the marks.")] = Path("docs/evidence.md"),
 ) -> None:
     """Write the table of a matrix from its stored cells."""
     plan = read_plan(matrix)

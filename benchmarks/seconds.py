@@ -23,7 +23,7 @@ import turns
 import typer
 from command_line import RESULTS, Out, run_script, tell
 from matrix import MatrixCell, MatrixPlan, Start, make_start, read_plan, read_seeds
-from matrix_results import curve
+from matrix_cells import curve
 from proof import cost_of
 from train import cell_settings, outcome, write_outcome
 

@@ -19,8 +19,7 @@ from typing import Annotated
 import typer
 from command_line import RESULTS, Out, run_script, tell
 from matrix import read_plan
-from matrix_document import read_arms
-from matrix_results import Log, curve
+from matrix_cells import Log, curve, read_arms
 from proof import mean_height, start_and_end
 
 from whet import files

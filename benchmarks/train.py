@@ -1,13 +1,13 @@
 """The cells of a matrix, arms by seeds, each an ordinary `whet train` process, from the same bytes.
 
-    python benchmarks/train.py benchmarks/gsm8k_matrix.toml --runs runs/gsm8k      # again until nothing is left to do
+    python benchmarks/train.py benchmarks/maze_matrix.toml --runs runs/maze      # again until nothing is left to do
 
     RUNS/pool.jsonl  base/  start-HASH/     the training problems, the run that warm-started, the merged weights
     RUNS/ARM-seedN/  .toml  .log            a cell's run, its recipe, its output
     OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell
 
 A finished cell is never run again, an interrupted one goes on from its checkpoint, so a matrix may be completed over
-several calls, or by machines that share OUT. `matrix_document.py` makes tables from the JSON alone.
+several calls, or by machines that share OUT. `proof.py` makes tables from the JSON alone.
 """
 
 from __future__ import annotations

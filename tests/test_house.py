@@ -153,7 +153,7 @@ def test_light_parts_load_without_torch() -> None:
     code = (
         "import sys, whet, whet.cli, whet.problems, whet.run, whet.estimate\n"
         "import whet.curriculum.build, whet.report.page, whet.tasks.golds, whet.testing.contract\n"
-        "import whet.adapters.desk, whet.adapters.serve, whet.adapters.client, whet.tools.bench.scale\n"
+        "import whet.adapters.desk, whet.adapters.serve, whet.adapters.client\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,11 +11,9 @@ import math
 import re
 from html import escape
 from pathlib import Path
-from statistics import median
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-EVIDENCE = HERE.parent / "evidence"
 INK, GREY, PALE = "#222222", "#767676", "#e8e8e8"
 BLUE, ORANGE, GREEN, RED, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9"
 
@@ -71,26 +69,6 @@ class Picture:
 
     def save(self, name: str) -> None:
         (HERE / f"{name}.svg").write_text("\n".join([*self.parts, "</svg>", ""]), encoding="utf-8")
-
-
-def bars(name: str, title: str, rows: list[tuple[str, float, str]], *, one: str, best: int = 0) -> None:
-    """Bars from the left, with their numbers; the dashed line is at 1."""
-    top = max(value for _, value, _ in rows) * 1.12
-    p = Picture(
-        720, 64 + 34 * len(rows) + 22, f"{title}: " + ", ".join(f"{label} {value:.2f}" for label, value, _ in rows)
-    )
-    p.text(20, 30, title, size=17, font_weight="600")
-    left, wide = 320, 370
-    x = left + wide / top
-    p.line([(x, 46), (x, 52 + 34 * len(rows))], GREY, 1.5, "4 3")
-    for i, (label, value, note) in enumerate(rows):
-        y = 50 + 34 * i
-        p.text(left - 10, y + 18, f"{label} ({note})", "end")
-        p.box(left, y, wide * value / top, 24, BLUE if i < best else "#9fb6c8" if value != 1 else "#c9c9c9")
-        ink = "#ffffff" if i < best else INK
-        p.text(left + wide * value / top - 8, y + 17, f"{value:.2f}", "end", fill=ink, font_weight="600")
-    p.text(x, 68 + 34 * len(rows), one, "middle", 12, fill=GREY)
-    p.save(name)
 
 
 # ---- what the methods do
@@ -307,23 +285,6 @@ def stream() -> None:
 # ---- what was measured
 
 
-def arms() -> dict[str, list[dict[str, object]]]:
-    """Runs of the study of curricula, few informative prompts, by arm."""
-    runs: dict[str, list[dict[str, object]]] = {}
-    for name, run in json.loads((RESULTS / "curricula_few.json").read_text())["runs"].items():
-        runs.setdefault(name.rpartition("-seed")[0], []).append(run)
-    return runs
-
-
-def tokens_to(runs: list[dict], level: float = 0.70) -> float:
-    """Median over seeds of the tokens at the first of two consecutive evaluations at or above the level."""
-    reached = []
-    for run in runs:
-        pairs = zip(run["curve"], run["curve"][1:], strict=False)
-        reached.append(next((a[1] for a, b in pairs if a[3] >= level and b[3] >= level), math.inf))
-    return median(reached)
-
-
 def dose(arm: str) -> dict[str, tuple[float, float, float]]:
     """Tokens to the target as a share of uniform's, with its range, by the share of informative prompts."""
     found = {}
@@ -363,41 +324,6 @@ def dose_picture(name: str, arm: str, title: str) -> None:
     p.save(name)
 
 
-def arm_bars(name: str, title: str, rows: list[tuple[str, str]], best: int) -> None:
-    runs = arms()
-    base = tokens_to(runs["uniform_16"])
-    values = [(label, tokens_to(runs[arm]) / base, f"{len(runs[arm])} seeds") for label, arm in rows]
-    bars(name, title, values, one="plain batches", best=best)
-
-
-def gsm8k() -> None:
-    """By the table of the second matrix in results.md, which benchmarks/matrix_document.py writes from its cells."""
-    text = (EVIDENCE / "results.md").read_text().rpartition("a hundredth of accuracy gained costs")[2]
-    names = {"cures": "CurES", "speculation": "all methods", "speed": "SPEED", "dapo": "DAPO"}
-    rows = []
-    for arm, name in names.items():
-        found = re.search(rf"^\| {arm} \| ([\d.]+) \(([\d.]+)–([\d.]+)\)", text, re.M)
-        assert found is not None, f"results.md has no costs of {arm}"
-        rows.append((name, *map(float, found.groups())))
-    said = ", ".join(f"{name} {value:.2f} ({low:.2f} to {up:.2f})" for name, value, low, up in rows)
-    p = Picture(720, 268, f"GSM8K, tokens for a point of accuracy relative to uniform sampling: {said}")
-    p.text(20, 30, "GSM8K: tokens for a point of accuracy", size=17, font_weight="600")
-    left, wide, top = 150, 470, 2.0
-    for tick in (0, 0.5, 1, 1.5, 2):
-        x = left + wide * tick / top
-        p.line([(x, 48), (x, 202)], GREY if tick == 1 else PALE, 1.5 if tick == 1 else 1, "4 3" if tick == 1 else "")
-        p.text(x, 220, f"{tick:g}", "middle", 12, fill=GREY)
-    for i, (name, value, low, up) in enumerate(rows):
-        y, colour = 68 + 38 * i, BLUE if up < 1 else GREY
-        p.text(left - 12, y + 5, name, "end")
-        p.line([(left + wide * low / top, y), (left + wide * up / top, y)], colour, 4)
-        p.parts.append(f'<circle cx="{left + wide * value / top:.1f}" cy="{y}" r="7" fill="{colour}"/>')
-        p.text(left + wide * up / top + 10, y + 5, f"{value:.2f}", fill=colour, font_weight="600")
-    p.text(left + wide / 2, 242, "relative to uniform sampling (dashed); 95% ranges, three seeds", "middle", 13)
-    p.text(left + wide / 2, 260, "SmolLM2-135M on one H200; every arm gains only a few points", "middle", 12, fill=GREY)
-    p.save("gsm8k")
-
-
 def speculation() -> None:
     rungs = json.loads((RESULTS / "draft.json").read_text())["rungs"]
     speed_up = rungs["controller"]["speed_up"]["median"]
@@ -430,35 +356,11 @@ def speculation() -> None:
 
 
 def main() -> None:
-    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, gsm8k, speculation):
+    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, speculation):
         draw()
     dose_picture("savings", "all", "All four curricula save most where few prompts teach")
     dose_picture("speed-measured", "speed", "SPEED saves most where few prompts teach")
     dose_picture("cures-measured", "cures", "CurES alone saved no tokens on this ground")
-    arm_bars(
-        "scalingrl-measured",
-        "Tokens to an accuracy of 0.70, relative to plain batches",
-        [
-            ("ScalingRL", "scalingrl_16"),
-            ("random set, drawn each epoch", "random_set_16"),
-            ("random set, drawn once", "fixed_set_16"),
-            ("without complexity", "no_complexity_16"),
-            ("without adaptability", "no_adaptability_16"),
-            ("without difficulty", "no_difficulty_16"),
-            ("plain batches", "uniform_16"),
-        ],
-        best=1,
-    )
-    arm_bars(
-        "fastcurl-measured",
-        "Tokens to an accuracy of 0.70, relative to one long limit",
-        [
-            ("short first, then long", "staged_16"),
-            ("short limit to the end", "fixed_short_16"),
-            ("one long limit", "uniform_16"),
-        ],
-        best=1,
-    )
 
 
 if __name__ == "__main__":

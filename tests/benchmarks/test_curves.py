@@ -1,4 +1,4 @@
-from curves import at, median_curve, smooth
+from curves import at, median_curve
 
 
 def test_at_is_linear_between_points_and_flat_outside() -> None:
@@ -12,8 +12,3 @@ def test_median_curve_covers_only_what_all_curves_cover() -> None:
     assert median_curve([short, []]) == short
     assert median_curve([]) == []
     assert median_curve([[(0.0, 0.0), (1.0, 1.0)], [(2.0, 0.0), (3.0, 1.0)]]) == []
-
-
-def test_smooth_keeps_a_constant_and_every_point() -> None:
-    assert smooth([(x, 0.5) for x in range(7)], 5) == [(x, 0.5) for x in range(7)]
-    assert smooth([(0, 1.0), (1, 2.0)], 1) == [(0, 1.0), (1, 2.0)]

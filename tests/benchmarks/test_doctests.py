@@ -12,7 +12,5 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if ">>> " in path.rea
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_examples_of_a_script_hold(name: str) -> None:
-    if name == "plots":
-        pytest.importorskip("matplotlib")  # the only script that loads it at once
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0 and result.failed == 0

@@ -116,24 +116,24 @@ def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path
     assert differing(cell, stored | {"learn.lr": 1e-5}) == "learn.lr = 1e-05 there and 0.0001 in the matrix"
 
 
-@pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix"])
+@pytest.mark.parametrize("name", ["maze_matrix", "operations_matrix"])
 def test_shipped_matrices_can_be_read(name: str) -> None:
     plan = read_plan(Path(__file__).parents[2] / "benchmarks" / f"{name}.toml")
-    assert plan.cells[0].arm == plan.baseline and plan.evaluation == "sampled"
+    assert plan.cells[0].arm == plan.baseline and plan.evaluation == "drawn"
     assert all(cell.settings.held_out.size == 0 for cell in plan.cells)
-    budget = "time_budget" if name == "stack_matrix" else "token_budget"
-    assert len({getattr(cell.settings, budget) for cell in plan.cells if "twice" not in cell.arm}) == 1, "all alike"
-    assert all(getattr(cell.settings, budget) > 0 for cell in plan.cells)
+    assert len({cell.settings.token_budget for cell in plan.cells}) == 1, "all alike"
     draws = [cell.settings.rollout.mode for cell in plan.cells if cell.arm == plan.baseline]
     assert set(draws) == {"barrier"}, "the baseline neither streams nor speculates"
 
 
-@pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix", "sweep_matrix"])
+@pytest.mark.parametrize("name", ["maze_matrix", "operations_matrix"])
 def test_the_stored_cells_are_those_of_the_shipped_matrices(name: str, tmp_path: Path) -> None:
     """Also where a setting was stored by its value then and is unset now: rollout.on_update."""
     benchmarks = Path(__file__).parents[2] / "benchmarks"
     places = Places(plan=read_plan(benchmarks / f"{name}.toml"), runs=tmp_path, out=benchmarks / "results")
-    assert {line.state for line in planned(places)} == {"done"}
+    states = [line.state for line in planned(places)]
+    stored = list((benchmarks / "results" / "train" / name).glob("*.json"))
+    assert set(states) <= {"done", "to do"} and states.count("done") == len(stored)
 
 
 def test_the_script_shows_its_plan_and_says_what_is_wrong_in_a_sentence(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matrix_document
 import pytest
 import torch
 import train
@@ -27,7 +26,6 @@ from matrix import (
     store_adapter,
     write_problems,
 )
-from matrix_document import document
 from safetensors.torch import load_file
 from small_run import even_digits, small_config
 from train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
@@ -161,24 +159,6 @@ def test_a_cell_says_all_that_the_tables_need(done: Done) -> None:
     assert all(path.stat().st_size < 200_000 for path in done.results.iterdir())
 
 
-def test_the_report_needs_the_json_alone(done: Done, tmp_path: Path) -> None:
-    shutil.copytree(done.folder / "out", tmp_path / "out")
-    readme = tmp_path / "README.md"
-    readme.write_text("Mine.\n<!-- results: small -->\n<!-- end: small -->\nMine too.\n")
-    (tmp_path / "docs" / "figures").mkdir(parents=True)
-    (tmp_path / "docs" / "figures" / "small_tokens.svg").touch()
-    words = [str(done.folder / "small.toml"), "--out", str(tmp_path / "out")]
-    words += ["--docs", str(tmp_path / "docs"), "--readme", str(readme)]
-    result = CliRunner().invoke(matrix_document.app, words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    page = (tmp_path / "docs" / "results.md").read_text()
-    assert "| uniform | 2 (few) |" in page and "| dapo | 2 (few) |" in page and "figures/small_tokens.svg" in page
-    assert "figures/small_seconds.svg" not in page and "4 cells, 0 of them alone" in page
-    assert readme.read_text().startswith("Mine.\n<!-- results: small -->\n| arm |")
-    CliRunner().invoke(matrix_document.app, words, catch_exceptions=False)
-    assert (tmp_path / "docs" / "results.md").read_text() == page, "the same JSON makes the same page"
-
-
 def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path) -> None:
     shutil.copytree(done.folder / "out", tmp_path / "out")
     (tmp_path / "out" / "train" / "small" / "dapo-seed1.json").unlink()
@@ -256,8 +236,6 @@ def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
     assert work.run(seconds=600.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(cell))
     assert found["ended_by"] == "collapse"
-    text = document({"dapo": [found]}, "dapo", {})
-    assert "Stopped by the guard against collapse: dapo (1 of 1)." in text
 
 
 def test_other_settings_and_another_start_are_refused(done: Done) -> None:

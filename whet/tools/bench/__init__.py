@@ -1,27 +1,30 @@
-"""The commands of `whet bench`: `rollout` (is my GPU fast?) and `scale` (a step on many GPUs, simulated).
+"""The command `whet bench rollout`: how fast the engine is on this machine.
 
-Both write JSON and show tables. Everything else that can be measured is a script in benchmarks/.
+It writes JSON and shows a table. Everything else that can be measured is a script in benchmarks/.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from whet import files
 from whet.errors import WhetError
 from whet.terminal import out_console, say
 from whet.text import printable
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure whet on this machine, or simulate it on many GPUs.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure whet on this machine.")
 
 Out = Annotated[Path, typer.Option(help="Folder for the JSON result.")]
 RESULTS = Path("benchmarks/results")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure whet on this machine."""
 
 
 @bench_app.command("rollout")
@@ -94,60 +97,3 @@ def show_grid(result: Mapping[str, Any]) -> None:
 
 def tell(line: str) -> None:
     say(printable(line, one_line=True), out_console)
-
-
-@bench_app.command("scale")
-def bench_scale(
-    out: Out = RESULTS,
-    gpus: Annotated[str, typer.Option(help="Numbers of GPUs, with commas between.")] = "8,64,256,1024",
-    learners: Annotated[int | None, typer.Option(min=1, help="GPUs that only train; if not given, the best.")] = None,
-    shape: Annotated[
-        str, typer.Option(help="Measured latencies to begin with: 1.5b or 135m, both on an H200.")
-    ] = "1.5b",
-    inputs: Annotated[Path | None, typer.Option(help="TOML or JSON of your own latencies and lengths.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One input: --set slots=128. Repeatable.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-) -> None:
-    """Simulate a training step on 8 to 1,024 GPUs: its seconds, idle GPUs, the gain of each technique, the best split.
-
-    No GPU is needed, and it takes half a minute. The inputs are time per token by batch, acceptance of drafts, training
-    throughput, bandwidth, failures and lengths of responses. The last line names the file that lists them with their
-    sources; a copy of it with your own figures is what --inputs takes.
-    """
-    from whet.tools.bench.scale import FIGURES, read_inputs, study
-
-    known = read_inputs(shape, inputs, sets or [])
-    sizes = names(gpus)
-    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
-        raise WhetError(f'--gpus takes whole numbers above 0 with commas between, got "{gpus}".')
-    if learners and (few := min(map(int, sizes))) <= learners:
-        raise WhetError(f"--learners {learners} leaves no GPU of {few} to generate.")
-    found = []
-    for size in sizes:
-        tell(f"{size} GPUs ...")
-        found.append(study(known, int(size), learners, seed))
-    show_scale(found)
-    result = {"seed": seed, "sizes": found, "inputs": known.model_dump()}
-    path = out / "scale.json"
-    files.write_text(path, json.dumps(result, indent=1) + "\n")
-    tell(f"Written: {path}. The inputs that --inputs may change are listed in {FIGURES}.")
-
-
-def show_scale(found: Sequence[Mapping[str, Any]]) -> None:
-    """Two tables with a column for each number of GPUs: seconds of the layouts, and gains of the techniques."""
-    sizes = [f"{size['gpus']:,} GPUs" for size in found]
-    seconds = Table("layout", *sizes, title="seconds of an update (idle share of all GPUs; GPUs that only train)")
-    gains = Table("technique", *sizes, title="times as fast as barrier without it")
-
-    def cell(arm: Mapping[str, Any] | None) -> str:
-        if arm is None:
-            return ""
-        only = f"; {arm['learners']}" if arm["learners"] else ""
-        return f"{arm['step_s']:.2f} ({arm['idle_share']:.0%}{only})"
-
-    for name in ("barrier", "barrier, split", "stream", "stream, split", "all", "all, split"):
-        seconds.add_row(name, *(cell(size["arms"].get(name)) for size in found))
-    for name in ("stream", "screening", "allocation", "speculation", "speculation, spot", "all"):
-        gains.add_row(name, *(f"{size['arms'][name]['gain']:.2f}" for size in found))
-    out_console.print(seconds)
-    out_console.print(gains)
