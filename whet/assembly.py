@@ -106,7 +106,7 @@ class RunPlan(Basis):
         return [
             f"{len(problems.train)} training prompts; "
             + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
-            *budget_lines(self.settings, problems),
+            *budget_lines(self.settings),
             *(f"{what}: {found}" for what, found, _ in self.findings(response)),
             f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
             f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
@@ -119,8 +119,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     """Check a recipe and its data, and fill in what the recipe left to be derived. `reward` judges every prompt."""
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
-    for curriculum in _curricula(settings):
-        find_plan(curriculum.name)
+    find_plan(settings.curriculum.name)
     settings = anchor_paths(settings)
     settings, vllm_notes = check_vllm(settings)
     problems = load_problems(settings, reward)
@@ -160,12 +159,6 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     )
 
 
-def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:
-    """[curriculum], and what it becomes for the data entries that override it."""
-    own = [entry.curriculum for entry in settings.data if entry.curriculum]
-    return [settings.curriculum, *map(settings.curriculum.override, own)]
-
-
 def _with_context(
     settings: config.Config, problems: Problems, encoded: EncodedPrompts, network: PreTrainedModel | None
 ) -> tuple[config.Config, list[str]]:
@@ -174,7 +167,7 @@ def _with_context(
     positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
     context, notes = r.context, []
     if not context:
-        stages = [stage for c in _curricula(settings) for stage in stages_of(c, r.max_tokens)]
+        stages = stages_of(settings.curriculum, r.max_tokens)
         limits = {entry.name: entry.max_tokens or r.max_tokens for entry in settings.eval}
         wanted = max(encoded.train_lengths, default=0) + max([r.max_tokens, *(stage.max_tokens for stage in stages)])
         for kind, prompts in problems.evals.items():

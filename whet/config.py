@@ -101,8 +101,6 @@ class ProblemSettings(Section):
 class Data(ProblemSettings):
     weight: float = Field(1.0, gt=0)
     """Prompts of this entry come up this many times as often as those of an entry with weight 1."""
-    curriculum: dict[str, Any] = {}
-    """These [curriculum] settings differ for the entry's prompts: { name = "speed", speed = { n_init = 8 } }."""
 
 
 class Eval(ProblemSettings):
@@ -282,12 +280,8 @@ class Stage(Section):
 class CurriculumSettings(Section):
     name: str = "uniform"
     """The curriculum is uniform, dapo, speed, cures, scalingrl, stages, all, or your own as "module:Class"."""
-    source: Literal["", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl"] = ""
+    source: Literal["", "uniform", "cures", "scalingrl", "cures over scalingrl"] = ""
     """Prompts come from this source; empty means the curriculum's own choice."""
-    solved: float = Field(0.0, ge=0, le=1)
-    """Prompts with this pass rate or more are not used again (0.9 in ScaleRL); 0 uses all."""
-    reset_every: int = Field(0, ge=0)
-    """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
     groups: int = Field(16, ge=1)
     """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
@@ -305,10 +299,6 @@ class CurriculumSettings(Section):
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
     """The stages wrap the named curriculum; [] means one stage, but default stages for stages and all, and [{}] one."""
-
-    def override(self, own: Mapping[str, Any]) -> CurriculumSettings:
-        """Return a validated copy in which the settings of `own` replace these."""
-        return CurriculumSettings.model_validate(merged(self.model_dump(), own))
 
     @model_validator(mode="after")
     def _in_order(self) -> CurriculumSettings:

@@ -17,7 +17,6 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.build import stages_of
-from whet.curriculum.mixture import portions_of
 
 if TYPE_CHECKING:
     from whet.model.memory import ModelShape
@@ -253,10 +252,9 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
 
 
 def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
-    """A step of each stage; where data entries have curricula of their own, of the one with the largest share."""
+    """A step of each stage."""
     r, learn = settings.rollout, settings.learn
-    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
-    c = max(portions, key=lambda portion: portion.share).settings
+    c = settings.curriculum
     stages = stages_of(c, r.max_tokens) or (config.Stage(),)
     works = []
     for stage, steps in zip(stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True):
@@ -281,36 +279,20 @@ def workloads(settings: config.Config, problems: Problems, prompt: float, respon
     return works
 
 
-def budget_lines(settings: config.Config, problems: Problems) -> list[str]:
-    """What a step trains on at most; the portions, where data entries have their own curricula; the stages of each."""
-    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
-    groups, rollouts = settings.curriculum.groups, max(portion.settings.rollouts for portion in portions)
+def budget_lines(settings: config.Config) -> list[str]:
+    """What a step trains on at most, and the stages of the curriculum."""
+    c, r = settings.curriculum, settings.rollout
+    tokens = c.groups * c.rollouts * r.max_tokens
     lines = [
-        f"{settings.steps} steps of {groups} groups x {rollouts} rollouts ({' + '.join(p.name for p in portions)}), "
-        f"at most {groups * rollouts * settings.rollout.max_tokens:,} tokens trained per step"
+        f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
+        f"at most {tokens:,} tokens trained per step"
     ]
-    if len(portions) == 1:
-        return lines + _stage_lines(settings, portions[0].settings, f"{groups} x ")
-    for portion in portions:
-        entries = ", ".join(f"data.{number}" for number in portion.entries)
-        prompts = sum(problems.shares[number][0] for number in portion.entries)
-        mine = portion.share * groups
-        often = f"{mine:.1f} per step" if mine >= 1 else f"one every {1 / mine:.1f} steps"
+    for number, stage in enumerate(stages_of(c, r.max_tokens), 1):
         lines.append(
-            f"portion {portion.name}: {prompts} prompts of {entries}, {portion.share:.1%} of the groups ({often}), "
-            f"{portion.settings.rollouts} rollouts each"
+            f"stage {number}: {stage.subset} prompts, {stage.groups or c.groups} x {stage.rollouts or c.rollouts} "
+            f"rollouts of at most {stage.max_tokens or r.max_tokens} tokens"
         )
-        lines += ["  " + line for line in _stage_lines(settings, portion.settings, "")]
     return lines
-
-
-def _stage_lines(settings: config.Config, c: config.CurriculumSettings, groups: str) -> list[str]:
-    r = settings.rollout
-    return [
-        f"stage {number}: {stage.subset} prompts, {f'{stage.groups} x ' if stage.groups else groups}"
-        f"{stage.rollouts or c.rollouts} rollouts of at most {stage.max_tokens or r.max_tokens} tokens"
-        for number, stage in enumerate(stages_of(c, r.max_tokens), 1)
-    ]
 
 
 def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, known: bool) -> list[str]:

@@ -49,7 +49,6 @@ class Problems:
     rewards: Rewards  # turns a judgement into a reward
     tasks: tuple[Task, ...]  # one per [[data]] entry
     shares: tuple[tuple[int, float], ...]  # (training prompts, weight) of each [[data]] entry, in the order of `train`
-    curricula: tuple[Mapping[str, Any], ...]  # settings of each [[data]] entry that differ from [curriculum]
     notes: tuple[str, ...]  # sentences for the user, each shown once
     held_out: frozenset[int]  # keys of the problems set aside, whose worked solutions are not imitated either
 
@@ -75,7 +74,6 @@ class Problems:
         return Facts(
             ids=table.ids,
             entries=self.shares,
-            settings=self.curricula,
             levels=table.meta.get("level", ()),
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
             tasks=table.tasks,
@@ -152,7 +150,6 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         rewards=rewards,
         tasks=tuple(task for task, _ in parts),
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
-        curricula=tuple(entry.curriculum for entry in settings.data),
         notes=tuple(notes),
         held_out=held,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from whet.config import Config, Section, merged
+from whet.config import Config, Section
 from whet.errors import WhetError
 
 
@@ -90,17 +90,10 @@ def recipes() -> dict[str, Path]:
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
-    where = ""
     try:
-        settings = Config.model_validate(tree)
-        for number, entry in enumerate(settings.data):
-            where = f"In data.{number}: "
-            if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
-                own = merged(settings.curriculum.model_dump(), entry.curriculum)
-                Config.model_validate(settings.model_dump() | {"curriculum": own})
-        return settings
+        return Config.model_validate(tree)
     except ValidationError as error:
-        raise WhetError(where + _one_sentence(error)) from None
+        raise WhetError(_one_sentence(error)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -6,11 +6,13 @@ Each picture makes one point. The colours are Okabe and Ito's, which the colour-
 white also on a dark page. The same results give the same bytes.
 """
 
+import itertools
 import json
 import math
 import re
 from html import escape
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
@@ -285,6 +287,54 @@ def stream() -> None:
 # ---- what was measured
 
 
+def accuracy_curves(arm: str, seeds: range) -> list[list[tuple[float, float]]]:
+    """(tokens, accuracy) of every evaluation of an arm on mazes, one list for each seed."""
+    curves = []
+    for seed in seeds:
+        cell = json.loads((RESULTS / "train" / "maze_matrix" / f"{arm}-seed{seed}.json").read_text())
+        tokens, accuracy = cell["columns"].index("tokens"), cell["columns"].index("accuracy")
+        rows = [row for row in cell["rows"] if row[accuracy] is not None]
+        curves.append([(row[tokens], row[accuracy]) for row in rows])
+    return curves
+
+
+def height(curve: list[tuple[float, float]], x: float) -> float:
+    """The curve at x, linear between its points; a run that ended early keeps its last accuracy."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return curve[-1][1] if x > curve[-1][0] else curve[0][1]
+
+
+def accuracy() -> None:
+    """The first picture of the README: accuracy against generated tokens, plain sampling and whet."""
+    budget, top = 12e6, 0.7
+    left, bottom, wide, high = 70, 300, 540, 240
+    title = "Accuracy against generated tokens on mazes: whet and plain sampling"
+    p = Picture(760, 360, title)
+    p.text(20, 28, "Mazes: accuracy against generated tokens", size=17, font_weight="600")
+    for tick in (0, 0.2, 0.4, 0.6):
+        y = bottom - high * tick / top
+        p.line([(left, y), (left + wide, y)], PALE, 1)
+        p.text(left - 8, y + 5, f"{tick:.0%}", "end", 12, fill=GREY)
+    for tick in (0, 3, 6, 9, 12):
+        p.text(left + wide * tick * 1e6 / budget, bottom + 20, f"{tick}M", "middle", 12, fill=GREY)
+    xs = [budget * k / 80 for k in range(81)]
+    for arm, label, colour in (("uniform", "plain sampling", GREY), ("five", "whet", BLUE)):
+        curves = accuracy_curves(arm, range(1, 5))
+        at = {x: sorted(height(curve, x) for curve in curves) for x in xs}
+        points = {x: (left + wide * x / budget, values) for x, values in at.items()}
+        upper = [(x, bottom - high * values[-1] / top) for x, values in points.values()]
+        lower = [(x, bottom - high * values[0] / top) for x, values in points.values()]
+        outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *reversed(lower)])
+        p.parts.append(f'<polygon points="{outline}" fill="{colour}" opacity="0.15"/>')
+        middle = [(x, bottom - high * median(values) / top) for x, values in points.values()]
+        p.line(middle, colour, 3)
+        p.text(middle[-1][0] + 8, middle[-1][1] + 5, label, fill=colour, font_weight="600")
+    p.text(left + wide / 2, bottom + 42, "tokens generated for training; median and range of four seeds", "middle", 13)
+    p.save("accuracy")
+
+
 def dose(arm: str) -> dict[str, tuple[float, float, float]]:
     """Tokens to the target as a share of uniform's, with its range, by the share of informative prompts."""
     found = {}
@@ -356,7 +406,7 @@ def speculation() -> None:
 
 
 def main() -> None:
-    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, speculation):
+    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, speculation, accuracy):
         draw()
     dose_picture("savings", "all", "All four curricula save most where few prompts teach")
     dose_picture("speed-measured", "speed", "SPEED saves most where few prompts teach")

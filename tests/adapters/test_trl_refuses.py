@@ -29,7 +29,7 @@ from whet.errors import Starved, WhetError  # noqa: E402
         ({"curriculum": {"name": "speed", "speed": {"n_init": 8}}}, "leaves none to continue"),
         ({"curriculum": {"name": "uniform", "rollouts": 4}}, "curriculum.rollouts is num_generations of TRL's config"),
         ({"curriculum": {"name": "uniform", "groups": 4}}, "curriculum.groups is generation_batch_size"),
-        ({"curriculum": {"reset_every": 4}}, "curriculum.reset_every resets reference and optimiser"),
+        ("curriculum.cures.subsets resets reference and optimiser",),
         ({"curriculum": {"name": "cures", "cures": {"subsets": 2}}}, "curriculum.cures.subsets resets reference and"),
         ({"curriculum": {"stages": [{"kl_coef": 0.1}]}}, "A stage sets kl_coef"),
         ({"curriculum": {"stages": [{"kl_coef": 0.0}]}}, "A stage sets kl_coef"),

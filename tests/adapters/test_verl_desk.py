@@ -171,7 +171,6 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_what_resets_later_is_refused_before_the_first_step() -> None:
     for table in (
         {"stages": [{"steps": 9}, {"reset_optimizer": True}]},
-        {"reset_every": 1},
         {"name": "cures", "cures": {"subsets": 2}},
         {"source": "cures", "cures": {"subsets": 2}},
     ):

@@ -12,7 +12,6 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import CURRICULA, Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Dapo, Uniform
-from whet.curriculum.neighbours import KimiSource, Reset, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.speed import Speed
@@ -67,7 +66,7 @@ def test_weights_arrive() -> None:
     assert asked.count("a") == 6 and asked.count("b") == 2
 
 
-@pytest.mark.parametrize("source", ["kimi", "scalingrl", "cures over scalingrl"])
+@pytest.mark.parametrize("source", ["scalingrl", "cures over scalingrl"])
 def test_weights_are_refused_where_they_would_be_passed_over(source: str) -> None:
     facts = Facts(ids=["a", "b"], entries=[(1, 3.0), (1, 1.0)])
     settings = config.CurriculumSettings.model_validate({"source": source})
@@ -102,17 +101,6 @@ def test_sources_under_gates() -> None:
     assert isinstance(staged, Stages) and isinstance(staged.inner, Dapo)
     with pytest.raises(WhetError, match="draws its own prompts"):
         built(name="cures", source="uniform")
-
-
-def test_neighbours_wrap_what_is_built() -> None:
-    facts = Facts(ids=[f"p{i}" for i in range(20)])
-    settings = config.CurriculumSettings(name="dapo", source="kimi", rollouts=4, solved=0.9, reset_every=7)
-    reset = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
-    assert isinstance(reset, Reset)
-    gate = reset.inner
-    assert isinstance(gate, Dapo) and isinstance(gate.source, Unsolved) and isinstance(gate.source.source, KimiSource)
-    with pytest.raises(WhetError, match="no use with cures"):
-        build_curriculum(config.CurriculumSettings(name="cures", solved=0.9), facts=facts, sampling=SAMPLING, seed=0)
 
 
 @pytest.mark.wide

@@ -11,7 +11,6 @@ from scripted import SAMPLING, at
 from whet import config
 from whet.curriculum.build import Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Gate
-from whet.curriculum.mixture import Mixture
 from whet.curriculum.stages import Stages
 from whet.errors import WhetError
 from whet.testing import check_contract
@@ -64,7 +63,7 @@ def test_a_gate_gets_the_settings_of_the_table_and_every_wrapper() -> None:
     gate = build("my_curricula:Band", patience=7)
     assert isinstance(gate, Gate) and (gate.rollouts, gate.max_age, gate.patience) == (4, 1, 7)
     assert gate.source.seed == 3 and len(gate.plan(at(groups=2))) == 2  # type: ignore[attr-defined]
-    staged = build("my_curricula:Band", source="kimi", stages=[{"subset": "short", "steps": 2}, {}])
+    staged = build("my_curricula:Band", source="scalingrl", stages=[{"subset": "short", "steps": 2}, {}])
     assert isinstance(staged, Stages) and type(staged.inner).__name__ == "Band"  # type: ignore[attr-defined]
 
 
@@ -78,12 +77,6 @@ def test_a_whole_curriculum_is_built_from_facts_and_refuses_what_only_a_gate_can
     assert len(build("my_curricula:Own").plan(at(groups=3))) == 3
     with pytest.raises(WhetError, match=r"curriculum\.stages needs a gate"):
         build("my_curricula:Own", stages=[{"steps": 2}, {}])
-
-
-def test_in_a_mixture_its_metrics_have_the_name_of_the_class() -> None:
-    facts = Facts(ids=[f"p{i}" for i in range(20)], entries=[(10, 1.0), (10, 1.0)], settings=[{}, {"name": "dapo"}])
-    mixed = build("my_curricula:Band", facts)
-    assert isinstance(mixed, Mixture) and [part.name for part in mixed.parts] == ["Band", "dapo"]
 
 
 @pytest.mark.parametrize(

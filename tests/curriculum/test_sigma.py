@@ -17,7 +17,6 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.cures import Cures, GradientSigmas, Scored
-from whet.curriculum.neighbours import Reset
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.stages import Stages
 from whet.testing.contract import WORLDS as ALL_WORLDS
@@ -177,10 +176,8 @@ def test_a_new_subset_forgets_moments_as_it_forgets_verdicts() -> None:
 
 def test_needs_reach_the_learner_through_every_wrapper() -> None:
     ids = [f"p{i}" for i in range(40)]
-    whole = build(ids, name="all", reset_every=5)
-    assert isinstance(whole, Reset) and isinstance(whole.inner, Stages)
-    scored = whole.inner.inner
-    assert isinstance(scored, Scored)
+    whole = build(ids, name="all")
+    assert isinstance(whole, Stages) and isinstance(whole.inner, Scored)
     assert whole.needs == {"score"}
     assert build(ids, name="speed", source="cures").needs == {"score"}
     assert build(ids, name="all", sigma="rate").needs == frozenset()

@@ -22,8 +22,7 @@ from whet import config
 from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
 from whet.curriculum.gate import Dapo, Gate, Uniform
-from whet.curriculum.mixture import Member, Mixture, portions_of
-from whet.curriculum.neighbours import KimiSource, Reset, Unsolved
+from whet.curriculum.reset import Reset
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, build_source
@@ -32,8 +31,6 @@ from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage
 from whet.errors import WhetError, import_own
 from whet.types import Sampling
 
-_NEXT_SEED = 7_368_787  # between the portions of a mixture, so that two portions of one size are not shuffled alike
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -41,7 +38,6 @@ class Facts:
 
     ids: Sequence[str]
     entries: Sequence[tuple[int, float]] = ()  # (prompts, weight) of each data entry; empty: one of weight 1
-    settings: Sequence[Mapping[str, Any]] = ()  # what each data entry sets other than [curriculum]; empty: nothing
     levels: Sequence[float | None] | np.ndarray = ()
     characters: Sequence[int] | np.ndarray = ()
     tasks: Sequence[str] | np.ndarray = ()
@@ -50,12 +46,6 @@ class Facts:
         """The same with one map of ids and with arrays as columns, so that a part is taken without a loop."""
         characters, tasks = np.asarray(self.characters, np.int64), np.asarray(self.tasks, object)
         return replace(self, ids=Ids.of(self.ids), levels=numbers(self.levels), characters=characters, tasks=tasks)
-
-    def of_entries(self, numbers: Sequence[int]) -> Facts:
-        """The facts of the prompts of these data entries."""
-        ends = list(accumulate(size for size, _ in self.entries))
-        rows = np.concatenate([np.arange(ends[number] - self.entries[number][0], ends[number]) for number in numbers])
-        return self.among(Ids.of(self.ids).some(rows))
 
     def among(self, ids: Sequence[str]) -> Facts:
         """The facts of these ids, which are some of the whole in the same order."""
@@ -139,7 +129,6 @@ CURRICULA: dict[str, CurriculumPlan] = {
 
 SOURCES: Mapping[str, Callable[[config.CurriculumSettings, Facts, int], Source]] = {
     "uniform": lambda settings, facts, seed: build_source(facts.ids, seed, facts.entries),
-    "kimi": lambda settings, facts, seed: KimiSource(_without_weights(facts, "kimi").ids, seed),
     "cures": _cures_source,
     "scalingrl": _scalingrl_source,
     "cures over scalingrl": lambda settings, facts, seed: _cures_source(
@@ -191,22 +180,16 @@ def import_curriculum(name: str) -> type:
 
 
 def build_curriculum(settings: config.CurriculumSettings, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
-    """One curriculum, or a mixture where data entries want different ones; with resets, if the recipe wants them."""
-    find_plan(settings.name)
-    portions, facts = portions_of(settings, facts.entries, facts.settings), facts.indexed()
-    members = []
-    for number, portion in enumerate(portions):
-        some = facts.of_entries(portion.entries) if len(portions) > 1 else facts
-        built = build_one(portion.settings, some, sampling, seed + number * _NEXT_SEED)
-        members.append(Member(name=portion.name, share=portion.share, curriculum=built))
-    whole = Mixture(members) if len(members) > 1 else members[0].curriculum
-    gc.collect(1)  # this looks at the columns of a million prompts once: here, and not during the first update
-    return Reset(whole, every=settings.reset_every) if settings.reset_every else whole
-
-
-def build_one(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
-    """The curriculum of one portion of the data: gate and source with their wrappers, once or for every stage."""
+    """Gate and source with their wrappers, once or for every stage."""
     plan = find_plan(settings.name)
+    built = _build(plan, settings, facts.indexed(), sampling, seed)
+    gc.collect(1)  # this looks at the columns of a million prompts once: here, and not during the first update
+    return built
+
+
+def _build(
+    plan: CurriculumPlan, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
+) -> Curriculum:
     latest: Any = None  # the source of the stage before
 
     def make(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
@@ -219,10 +202,7 @@ def build_one(settings: config.CurriculumSettings, facts: Facts, sampling: Sampl
         sigmas: Sigmas | None = None  # by which rollouts are divided, over a source that estimates pass rates
         if isinstance(source, CuresSource):
             sigmas = GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source)
-        if settings.solved and isinstance(source, CuresSource):
-            raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
-        asked = Unsolved(source, prompts=len(facts.ids), solved=settings.solved) if settings.solved else source
-        gate = plan.gate(settings, asked, sampling, sigmas)
+        gate = plan.gate(settings, source, sampling, sigmas)
         gate.book.next_id = first
         built: Curriculum = gate
         if isinstance(source, CuresSource):
@@ -251,7 +231,7 @@ def _build_own(
     kind: type, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
 ) -> Curriculum:
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
-    if unused := [name for name in ("source", "solved", "stages") if getattr(settings, name)]:
+    if unused := [name for name in ("source", "stages") if getattr(settings, name)]:
         cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
         raise WhetError(f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}.")
     built: Curriculum = kind(facts=facts, settings=settings, sampling=sampling, seed=seed)
@@ -270,7 +250,7 @@ def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[con
 def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tuple[str, bool]]:
     """The settings that reset the reference during a run, each with whether it resets the optimiser, too. A trainer
     that can do neither refuses them before the first step."""
-    found = [("reset_every", True)] if settings.reset_every else []
+    found = []
     if settings.cures.subsets > 1 and (settings.source or find_plan(settings.name).source) == "cures":
         found.append(("cures.subsets", True))
     later = stages_of(settings, max_tokens)[1:]  # nothing is reset where the first one begins
@@ -279,15 +259,11 @@ def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tupl
 
 def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:
     """What the user should know about a curriculum over these prompts before it starts."""
-    facts = facts.indexed()
-    for portion in portions_of(settings, facts.entries, facts.settings):
-        wanted = portion.settings
-        scored = "scalingrl" in (wanted.source or find_plan(wanted.name).source)
-        scored &= wanted.scalingrl.select not in ("random", "fixed") and wanted.scalingrl.weights[0] > 0
-        levels = facts.of_entries(portion.entries).levels if facts.entries else facts.levels
-        if scored and not np.isfinite(numbers(levels)).any():
-            return [
-                "No training prompt has a number as its level, so ScalingRL leaves difficulty out of its score; add a "
-                "level column to the data to weigh it."
-            ]
-    return []
+    is_scored = "scalingrl" in (settings.source or find_plan(settings.name).source)
+    by_difficulty = settings.scalingrl.select not in ("random", "fixed") and settings.scalingrl.weights[0] > 0
+    if not is_scored or not by_difficulty or np.isfinite(numbers(facts.levels)).any():
+        return []
+    return [
+        "No training prompt has a number as its level, so ScalingRL leaves difficulty out of its score; add a "
+        "level column to the data to weigh it."
+    ]

@@ -1,6 +1,6 @@
 """Sources: where prompt ids come from. Gates (`gate.py`) pick ids and give back those that got no verdict.
 
-Here are the ids with their rows, shuffled epochs, and the tree by which other sources (`rho.py`, `neighbours.py`) draw
+Here are the ids with their rows, shuffled epochs, and the tree by which other sources (`rho.py`) draw
 in proportion to weights. A source handles ids only, never the text of a prompt or its number of rollouts.
 """
 
@@ -160,7 +160,7 @@ class UniformSource(Returns):
         self._order = self._draw_order()
 
 
-_NEXT_SEED = 1_000_003  # between the sets of a mixture, so that two sets of one size are not shuffled alike
+_NEXT_SEED = 1_000_003  # between data entries, so that two sets of one size are not shuffled alike
 
 
 def furthest_behind(shares: Sequence[float], counts: Sequence[int]) -> int:

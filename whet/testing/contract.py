@@ -71,60 +71,53 @@ class Ledger:
     rollouts: int | None = None  # the average per group of a full batch, where the curriculum has a fixed budget
     max_age: int | None = None  # the bound on (version - oldest token) with which it was built
     trains: Phase | None = None  # a group that has rollouts of this phase trains only on those
-    parts: Sequence[str] = ("",)  # names of the parts of a mixture, in each of which the order of first request holds
 
     def __post_init__(self) -> None:
         self.entries: dict[int, LedgerEntry] = {}
-        self.pending: list[list[tuple[int, str]]] = [[] for _ in self.parts]  # returned, in ask order, not yet asked
+        self.pending: list[tuple[int, str]] = []  # returned, in ask order, not yet asked again
         self.visits: Counter[str] = Counter()  # without those that make up for a return
         self.reached: Counter[int] = Counter()  # prompts with so many visits or more
-        self.last_trained = [-1] * len(self.parts)
-        self.stages = [0.0] * len(self.parts)
+        self.last_trained = -1
+        self.stage = 0.0
         self.starved = 0.0  # at the last batch
         self._held: set[int] = set()  # before an emit
         self._reasked = 0.0
 
     def planned(self, requests: Sequence[Request], clock: Clock) -> None:
         self._check_capacity(requests, clock)
-        for part, pending in enumerate(self.pending):
-            mine = [request for request in requests if self._part(request.group_id) == part]
-            fresh = [r for r in mine if r.first_index == 0 and r.group_id not in self.entries]
-            again = pending[: len(fresh)]
-            del pending[: len(fresh)]
-            due, asked = [prompt_id for _, prompt_id in again], [request.prompt_id for request in fresh]
-            require(2, asked[: len(due)] == due, f"{due} got no verdict and must be asked first, but {asked} are asked")
-            for prompt_id in asked[len(due) :]:
-                self.visits[prompt_id] += 1
-                epoch = self.visits[prompt_id]
-                self.reached[epoch] += 1
-                early = self.epochs and epoch > 1 and self.reached[epoch - 1] < len(self.ids)
-                require(2, not early, f"{prompt_id} has its visit {epoch} before every prompt had {epoch - 1}")
-            for request, (position, _) in zip(fresh, again, strict=False):
-                self.entries[request.group_id] = LedgerEntry(request.prompt_id, position)
-            for request in mine:
-                group_id, n, first = request.group_id, request.n, request.first_index
-                entry = self.entries.setdefault(group_id, LedgerEntry(request.prompt_id, len(self.entries)))
-                require(4, type(n) is int and n > 0, f"group {group_id} is asked for {n!r} rollouts")
-                require(2, entry.fate == "open", f"more is asked for group {group_id}, which was {entry.fate}")
-                require(2, entry.prompt_id == request.prompt_id, f"group {group_id} changed its prompt")
-                require(9, not entry.over, f"more is asked for group {group_id}, which was over")
-                require(4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}")
-                entry.asked += n
-
-    def _part(self, group_id: int) -> int:
-        return group_id % len(self.parts)
+        fresh = [r for r in requests if r.first_index == 0 and r.group_id not in self.entries]
+        again = self.pending[: len(fresh)]
+        del self.pending[: len(fresh)]
+        due = [prompt_id for _, prompt_id in again]
+        asked = [request.prompt_id for request in fresh]
+        require(2, asked[: len(due)] == due, f"{due} got no verdict and must be asked first, but {asked} are asked")
+        for prompt_id in asked[len(due) :]:
+            self.visits[prompt_id] += 1
+            epoch = self.visits[prompt_id]
+            self.reached[epoch] += 1
+            early = self.epochs and epoch > 1 and self.reached[epoch - 1] < len(self.ids)
+            require(2, not early, f"{prompt_id} has its visit {epoch} before every prompt had {epoch - 1}")
+        for request, (position, _) in zip(fresh, again, strict=False):
+            self.entries[request.group_id] = LedgerEntry(request.prompt_id, position)
+        for request in requests:
+            group_id, n, first = request.group_id, request.n, request.first_index
+            entry = self.entries.setdefault(group_id, LedgerEntry(request.prompt_id, len(self.entries)))
+            require(4, type(n) is int and n > 0, f"group {group_id} is asked for {n!r} rollouts")
+            require(2, entry.fate == "open", f"more is asked for group {group_id}, which was {entry.fate}")
+            require(2, entry.prompt_id == request.prompt_id, f"group {group_id} changed its prompt")
+            require(9, not entry.over, f"more is asked for group {group_id}, which was over")
+            require(4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}")
+            entry.asked += n
 
     def _check_capacity(self, requests: Sequence[Request], clock: Clock) -> None:
-        """A part may exceed the free capacity only by a single group while it has none open. Without this a large group
-        would never start, and a part that fills the engine would keep out another."""
+        """Only a single group may exceed the free capacity, and only while none is open: a large group would else never
+        start."""
         if clock.free is None:
             return
-        running = {self._part(g) for g, entry in self.entries.items() if entry.fate == "open" and not entry.complete}
-        count = Counter(self._part(request.group_id) for request in requests)
-        alone = {part for part in count if count[part] == 1 and part not in running}
+        is_running = any(entry.fate == "open" and not entry.complete for entry in self.entries.values())
+        is_alone = len(requests) == 1 and not is_running
         asked = sum(request.n for request in requests)
-        bound = asked - sum(request.n for request in requests if self._part(request.group_id) in alone)
-        fits = asked <= clock.free or (len(alone) > 0 and bound <= clock.free)
+        fits = asked <= clock.free or is_alone
         require(4, fits, f"{asked} rollouts are asked where {clock.free} are free")
 
     def observed(self, rollouts: Sequence[Rollout], curriculum: Curriculum) -> None:
@@ -183,13 +176,12 @@ class Ledger:
 
     def _check_batch(self, batch: Batch, wanted: int, starved: bool) -> None:
         require(5, len(batch.groups) > 0, "a batch without groups")
-        for part in range(len(self.parts)):
-            if positions := [self.entries[g.group_id].position for g in batch.groups if self._part(g.group_id) == part]:
-                require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
-                last = self.last_trained[part] = positions[-1]
-                running = [(g, e) for g, e in self.entries.items() if e.fate == "open" and not e.complete]
-                late = [g for g, e in running if e.position < last and self._part(g) == part]
-                require(3, not late, f"a batch overtakes the groups {late}, asked before and not complete")
+        positions = [self.entries[group.group_id].position for group in batch.groups]
+        require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
+        self.last_trained = positions[-1]
+        running = [(g, e) for g, e in self.entries.items() if e.fate == "open" and not e.complete]
+        late = [g for g, e in running if e.position < self.last_trained]
+        require(3, not late, f"a batch overtakes the groups {late}, asked before and not complete")
         if not starved:
             entries = [self.entries[group.group_id] for group in batch.groups]
             count, asked = len(entries), sum(entry.asked for entry in entries)
@@ -199,12 +191,11 @@ class Ledger:
 
     def updated(self, curriculum: Curriculum) -> None:
         self._drop_gone(curriculum)
-        for part, name in enumerate(self.parts):
-            stage = curriculum.metrics().get(f"curriculum/{name}/stage" if name else "curriculum/stage", 0)
-            if stage != self.stages[part]:
-                self.stages[part] = stage
-                self.pending[part].clear()  # the next stage has prompts of its own
-        left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained[self._part(g)]]
+        stage = curriculum.metrics().get("curriculum/stage", 0)
+        if stage != self.stage:
+            self.stage = stage
+            self.pending.clear()  # the next stage has prompts of its own
+        left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained]
         require(2, not left, f"the groups {left} were asked before a trained one and are neither trained nor dropped")
 
     def close(self, curriculum: Curriculum) -> None:
@@ -232,7 +223,7 @@ class Ledger:
     def _return(self, group_id: int) -> None:
         entry = self.entries[group_id]
         entry.fate = "returned"
-        insort(self.pending[self._part(group_id)], (entry.position, entry.prompt_id))
+        insort(self.pending, (entry.position, entry.prompt_id))
 
 
 # ---- the checks

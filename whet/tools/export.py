@@ -319,13 +319,12 @@ def _summary(facts: CardFacts) -> str:
     if s is None:
         return f"Exported by whet{f'; base model {base}' if base else ''}."
     what = f"LoRA adapters of rank {s.model.lora.rank}" if s.model.lora.rank else "all weights"
-    curricula = dict.fromkeys(s.curriculum.override(entry.curriculum).name for entry in s.data)
     if base == "tiny":
         base = "a small model made for the run"
     lines = [
         f"Trained by reinforcement learning with whet, starting from {base}.\n",
         f"- Data: {'; '.join(map(_data, s.data))}",
-        f"- Curriculum: {escape(' + '.join(curricula))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} "
+        f"- Curriculum: {escape(s.curriculum.name)}, {s.curriculum.groups} groups of {s.curriculum.rollouts} "
         "rollouts per step",
         f"- Estimator: {escape(s.learn.estimator)}, learning rate {s.learn.lr:g}",
         f"- Trained: {what}, in {s.model.dtype}",
