@@ -44,13 +44,15 @@ def test_recent_rate_is_over_three_groups_and_lengths_remember_seven_tenths() ->
     assert history.length[0] == pytest.approx(165.7)
 
 
-def test_kind_is_that_of_the_latest_group_and_solved_is_for_ever() -> None:
+def test_kind_is_that_of_the_last_three_groups_and_solved_is_for_ever() -> None:
     history = History(2)
-    kinds = []
-    for group, right in enumerate((0, 2, 4, 0)):
+    kinds, flat = [], []
+    for group, right in enumerate((0, 2, 4, 0, 0, 4, 4, 4)):
         add(history, 0, group_id=group, right=right, judged=4, tokens=8, epoch=0)
         kinds.append(int(history.kind[0]))
-    assert kinds == [ALL_WRONG, MIXED, ALL_RIGHT, ALL_WRONG]
+        flat.append(bool(history.flat(np.array([0]))[0]))
+    assert kinds == [ALL_WRONG, MIXED, MIXED, MIXED, MIXED, MIXED, MIXED, ALL_RIGHT]
+    assert flat == [True, False, True, True, True, True, True, True], "the latest group alone"
     assert history.solved.tolist() == [True, False] and history.kind[1] == UNSEEN
 
 

@@ -161,6 +161,23 @@ def test_prompts_without_signal_leave_and_few_come_back() -> None:
     assert kinds[0] > 400 and 0 < kinds[1] < 100 and kinds[2] < 15
 
 
+def test_a_hard_prompt_is_not_forgotten_at_its_first_group_without_spread() -> None:
+    """Pass rates like those of SmolLM2 on GSM8K, over 300 updates: of a prompt solved in one response of ten, 43 % of
+    the groups have no spread. If one such group excluded it, the set would shrink to a quarter of its 540 prompts."""
+    updates, groups, rng = 300, 32, np.random.default_rng(0)
+    ids = [f"p{i}" for i in range(3000)]
+    rates, lengths = rng.beta(0.146, 3.34, len(ids)), rng.lognormal(5.3, 0.5, len(ids)).astype(int) + 1
+    source, mixed = ScalingRLSource(ids, seed=0), list[bool]()
+    for step in range(updates):
+        for number, prompt_id in enumerate(source.pick(groups, clock(step / updates, groups, step))):
+            row = int(prompt_id[1:])
+            right = int(rng.binomial(8, rates[row]))
+            mixed.append(0 < right < 8)
+            source.observe(judged(prompt_id, groups * step + number, "r" * right + "w" * (8 - right), lengths[row]))
+    assert len(source.active) > 300
+    assert np.mean(mixed[-50 * groups :]) > 0.5
+
+
 def test_when_nothing_has_signal_the_set_still_fills_a_batch() -> None:
     source = ScalingRLSource(IDS[:30], seed=0)
     source.refresh(clock())

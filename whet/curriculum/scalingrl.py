@@ -26,7 +26,7 @@ from whet.types import Clock, Rollout
 
 MEMORY = 0.7  # share of the smoothed length that remains after a visit
 WINDOW = 3  # groups whose pass rates make the recent one
-UNSEEN, MIXED, ALL_WRONG, ALL_RIGHT = range(4)  # `kind`: what the latest group of a prompt was like
+UNSEEN, MIXED, ALL_WRONG, ALL_RIGHT = range(4)  # `kind`: what the last WINDOW groups of a prompt were like
 
 
 class History:
@@ -76,8 +76,14 @@ class History:
         old = np.where(visits > 1, MEMORY, 0.0)
         self.rate[rows] = (right / judged + before[0] + before[1]) / np.minimum(visits, WINDOW)
         self.length[rows] = old * self.length_before[rows] + (1.0 - old) * (self.tokens[rows] / judged)
-        mixed = ((right > 0) & (right < judged)) | (judged == 1)  # a single verdict does not tell
-        self.kind[rows] = np.where(mixed, MIXED, np.where(right > 0, ALL_RIGHT, ALL_WRONG))
+        rates = self.rate[rows]
+        mixed = ((rates > 0) & (rates < 1)) | (judged == 1)  # a single verdict does not tell
+        self.kind[rows] = np.where(mixed, MIXED, np.where(rates > 0, ALL_RIGHT, ALL_WRONG))
+
+    def flat(self, rows: np.ndarray) -> np.ndarray:
+        """A mask: rows whose latest group was all right or all wrong, so that it had no part in a gradient."""
+        right, judged = self.right[rows], self.judged[rows]
+        return ((right == 0) | (right == judged)) & (judged > 1)
 
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
@@ -159,9 +165,10 @@ def target_value(values: np.ndarray, known: np.ndarray, signal: np.ndarray, u: f
 def adaptability(rates: np.ndarray, known: np.ndarray, flat: np.ndarray, new: np.ndarray, u: float) -> np.ndarray:
     """R: eq. 5 on pass rates, 0..1, instead of rewards (OURS), so that the target does not flip with their sign.
 
-    0 where the latest group was `flat` (all right or all wrong: a group baseline has nothing to learn from it), 1 for
-    a `new` prompt (OURS: optimistic, so that it is tried), else a bell around p* = clip(p_avg (1 + 0.3 u), 0.1, 0.9),
-    at least 0.25 wide. A prompt that was handed out but not judged counts as average (OURS).
+    0 where the mean over the recent groups is at an end (`flat`: all right or all wrong, so that a group baseline had
+    nothing to learn from any of them), 1 for a `new` prompt (OURS: optimistic, so that it is tried), else a bell
+    around p* = clip(p_avg (1 + 0.3 u), 0.1, 0.9), at least 0.25 wide. A prompt that was handed out but not judged
+    counts as average (OURS).
     """
     mean, sd = moments(rates, known)
     sd, target = max(sd, LEAST_RATE_SD), target_rate(mean, u)
@@ -276,7 +283,7 @@ def _largest(keys: np.ndarray, count: int) -> np.ndarray:
 # ---- the pool
 
 FLOOR = 0.4  # gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components fits it
-# Chance per epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's).
+# Chance per epoch that a prompt whose recent groups were all wrong, or all right, is tried again (Nemotron-Cascade's).
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 
 
@@ -473,7 +480,6 @@ class ScalingRLSource(Returns):
 
     def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
         """Gauges of the set to come, and `zero_variance` of the one before."""
-        kinds = self.history.kind[self.active[self._visited()]]
         low, high = self._scale
         last = np.zeros(len(self.all_ids), bool)
         last[self.active] = True
@@ -481,7 +487,7 @@ class ScalingRLSource(Returns):
             "des_mean": _mean(scores),
             "new_share": _mean(self.history.handed[rows] == 0),
             "overlap": _mean(last[rows]),
-            "zero_variance": _mean(kinds >= ALL_WRONG),
+            "zero_variance": _mean(self.history.flat(self.active[self._visited()])),
             "level_mean": _mean(levels),
             "level_easy": _mean(levels < low + (high - low) / 3),
             "level_hard": _mean(levels > high - (high - low) / 3),
