@@ -362,6 +362,8 @@ def test_only_those_are_screened_for_whom_it_pays() -> None:
     assert (more.prompt_id, more.first_index, more.n) == ("D", 4, 12)
     answer_all(gate, [more], ["w" * 12])
     assert trained(gate.emit(at())) == ["A", "D"]
+    # The whole group weighs 1, as under DAPO, which drops what has no gradient; the screened one 0.4.
+    assert metric(gate, "implicit_weight") == pytest.approx((1 + implicit_weight(1 / 16, 4, 12)) / 2)
 
 
 def test_a_whole_group_is_divided_like_a_continuation() -> None:
@@ -460,6 +462,19 @@ def test_the_weight_of_a_gate_is_its_acceptance() -> None:
     answer_all(gate, requests, ["rwww", *["wwww"] * (len(requests) - 1)])
     assert gate.emit(at(groups=1)) is not None
     assert metric(gate, "implicit_weight") == pytest.approx(accept_probability(0.25, 4))
+
+
+def test_the_weight_of_a_group_is_that_of_its_own_sizes() -> None:
+    """By their names, A gets 15 of 20 rollouts beyond its screening, and B gets 5."""
+    gate = speed(n_init=4, n_cont=10, allocate=by_name)
+    answer_all(gate, gate.plan(at()), ["rwww", "rrww", "wwww", "wwww"])
+    more = gate.plan(at())
+    assert asks(more[:2]) == [("A", 15), ("B", 5)]
+    answer_all(gate, more[:2], ["w" * 15, "w" * 5])
+    assert trained(gate.emit(at())) == ["A", "B"]
+    assert metric(gate, "implicit_weight") == pytest.approx(
+        (implicit_weight(1 / 19, 4, 15) + implicit_weight(2 / 9, 4, 5)) / 2
+    )
 
 
 def test_metrics_are_numbers_before_anything_is_seen() -> None:

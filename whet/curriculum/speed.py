@@ -353,14 +353,19 @@ class Speed(Gate):
         super()._decide(visit)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
-        rates, bounds = [group.pass_rate for group in groups], (self.low, self.high)
-        if self.use_screening:
-            weights = [implicit_weight(rate, self.n_init, self.n_cont, *bounds) for rate in rates]
-        else:
-            weights = [accept_probability(rate, self.n_init, *bounds) for rate in rates]
-        self.weight = sum(weights) / len(weights)
+        self.weight = sum(map(self._weight, groups)) / len(groups)
         size = self.rollouts if self.use_screening else self.n_cont
         plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have requested for as many
         self.saved += plain - self.counts.since("rollouts")
         self.seen.fade()
         return super()._take(groups, clock)
+
+    def _weight(self, group: Group) -> float:
+        """w(p) at the group's pass rate and with its own sizes; a group that was asked for as a whole has no screening,
+        and is weighed as DAPO weighs it."""
+        rate, bounds = group.pass_rate, (self.low, self.high)
+        if not self.use_screening:
+            return accept_probability(rate, self.n_init, *bounds)
+        screened = sum(rollout.phase == self.phase for rollout in group.rollouts)
+        first = screened or len(group.rollouts)
+        return implicit_weight(rate, first, len(group.rollouts) - first, *bounds)
