@@ -128,13 +128,8 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     from whet.model.load import check_model, eos_of, load_tokenizer
 
     network = check_model(settings.model)
-    if network is not None and "eagle" in settings.draft.drafters:
-        from whet.draft.eagle import eagle_head, read_drafter, refuse_undraftable
-
-        refuse_undraftable(network)
-        if settings.rollout.engine == "vllm":
-            read_drafter(drafter_of(settings), eagle_head(network))  # a head of another model is refused here
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
+    check_drafter(settings, network or tiny_skeleton(settings, len(codec.tokenizer)))
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
     notes = [*vllm_notes, *problems.notes, *check_answers(settings, problems), *left_out]
@@ -157,6 +152,20 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
         curriculum=built,
         notes=tuple(notes),
     )
+
+
+def check_drafter(settings: config.Config, network: PreTrainedModel) -> None:
+    """Refuse a model that no EAGLE drafter can be made for, and a trained drafter of another model."""
+    named = settings.draft.eagle
+    if "eagle" not in settings.draft.drafters:
+        if named:
+            raise WhetError(f'draft.eagle = "{named}" has no use: draft.drafters does not name "eagle".')
+        return
+    from whet.draft.eagle import eagle_head, read_drafter, refuse_undraftable
+
+    refuse_undraftable(network)
+    if named or settings.rollout.engine == "vllm":
+        read_drafter(drafter_of(settings), eagle_head(network))
 
 
 def _with_context(
@@ -195,8 +204,8 @@ def _with_lr(settings: config.Config, network: PreTrainedModel | None) -> tuple[
     return settings.model_copy(update={"learn": learn}), f"learn.lr = {learn.lr:g}, chosen for {trained}."
 
 
-def tiny_skeleton(settings: config.Config) -> PreTrainedModel:
-    """The built-in model without weights, with a vocabulary of about the size that tasks need."""
+def tiny_skeleton(settings: config.Config, vocabulary: int = 64) -> PreTrainedModel:
+    """The built-in model without weights; the vocabulary is of about the size that tasks need."""
     import torch
 
     from whet.model.load import tiny_model
@@ -204,7 +213,7 @@ def tiny_skeleton(settings: config.Config) -> PreTrainedModel:
 
     model, context = settings.model, settings.rollout.context or CONTEXT
     with torch.device("meta"):
-        return tiny_model(64, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context)
+        return tiny_model(vocabulary, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context)
 
 
 # ---- the parts
@@ -369,7 +378,8 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
         return None
     from whet.draft.training import AdaptiveDrafter
 
-    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    start = Path(settings.draft.eagle) if settings.draft.eagle else None
+    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed, start=start)
     if model.device.type == "cuda":
         from whet.fast.fused import KERNELS
 

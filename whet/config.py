@@ -191,6 +191,8 @@ class Draft(Section):
     """These drafters guess tokens ahead, and the model checks the guesses at once; no token changes. Empty is off."""
     chooser: Literal["controller", "bandit"] = "controller"
     """The "controller" picks drafter and depth by measured time and acceptance, the "bandit" picks them as TLT does."""
+    eagle: str = ""
+    """The eagle drafter starts from this folder, as a run or `whet export` has written it; "" is random weights."""
     train: float = Field(0.2, ge=0, le=1)
     """The eagle drafter trains on this share of a step's tokens, after it; where several decode, when they are idle."""
 

@@ -226,8 +226,9 @@ def anchor_paths(settings: config.Config) -> config.Config:
         return str(path.absolute()) if name and name not in NAMES and path.exists() else name
 
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
-    model = settings.model
+    model, draft = settings.model, settings.draft
     update: dict[str, Any] = {
+        "draft": draft.model_copy(update={"eagle": whole(draft.eagle)}),
         "model": model if model.name == "tiny" else model.model_copy(update={"name": whole(model.name)}),
         "data_folder": whole(folder),
     }

@@ -328,11 +328,7 @@ def write_drafter(folder: Path, head: EagleHead, target_config: Any) -> None:
 def copy_drafter(source: Path, folder: Path, *, engine: str = "vllm") -> None:
     """Copy a written drafter for the same engine or the other, with its weights bit by bit."""
     check_engine(engine)
-    check_layout(source)
-    tensors = load_file(source / WEIGHTS)
-    if BIAS in tensors and tensors.pop(BIAS).any():
-        raise WhetError(f"The drafter in {source} has a bias, which vLLM would not load; it is not one of whet's.")
-    _write(folder, tensors, _read_config(source), engine)
+    _write(folder, _read_tensors(source), _read_config(source), engine)
 
 
 def check_engine(engine: str) -> None:
@@ -378,16 +374,29 @@ def check_layout(folder: Path) -> None:
 @torch.no_grad()
 def read_drafter(folder: Path, head: EagleHead) -> None:
     """Read the weights of a written drafter into `head`, in place."""
-    check_layout(folder)
-    saved, mine = load_file(folder / WEIGHTS), named_weights(head)
+    saved, mine = _read_tensors(folder), named_weights(head)
     for name, tensor in mine.items():
         if saved[name].shape != tensor.shape:
             raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
+    theirs, ours = _read_config(folder).get("vocab_size"), len(head.target.head.weight)
+    if theirs is not None and theirs != ours:  # two models may have one shape
+        raise WhetError(f"The drafter in {folder} is of another target: it has {theirs} tokens, and this one {ours}.")
     for name, tensor in mine.items():
         tensor.copy_(saved[name])
 
 
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The weights that every engine reads. SGLang's bias must be zero."""
+    check_layout(folder)
+    tensors = load_file(folder / WEIGHTS)
+    if BIAS in tensors and tensors.pop(BIAS).any():
+        raise WhetError(f"The drafter in {folder} has a bias, which vLLM would not load; it is not one of whet's.")
+    return tensors
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise WhetError(f"There is no drafter in {folder}: it holds no {CONFIG}.")
     try:
         config = json.loads((folder / CONFIG).read_text())
         known = config["architectures"] in [[name] for name in ARCHITECTURES.values()]

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from whet.draft.buffer import DataBuffer, Window
-from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, write_drafter
+from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, read_drafter, write_drafter
 from whet.errors import WhetError
 from whet.model.head import head_of, wide_type
 from whet.model.memory import BUFFER
@@ -279,9 +279,16 @@ class AdaptiveDrafter:
     """The drafter that learns beside the policy. The engine fills the buffer with the hidden states of rollouts that
     ended and drafts with `live`. Lessons take place after an update, when nothing is being decoded."""
 
-    def __init__(self, model: PreTrainedModel, share: float, seed: int = 0, like: EagleHead | None = None) -> None:
-        """share: part of a step's generated tokens to train on after it; like: a drafter to start from, which is not
-        changed; random weights where None."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        share: float,
+        seed: int = 0,
+        like: EagleHead | None = None,
+        start: Path | None = None,
+    ) -> None:
+        """share: part of a step's generated tokens to train on after it. It starts from the weights of `like`, which
+        is not changed, or from those in the folder `start`; else from random ones."""
         self.vocabulary, self.config = len(head_of(model).weight), model.config
         # Before anything was seen: the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
         # The rows of the head are most of what a drafted token reads.
@@ -292,6 +299,8 @@ class AdaptiveDrafter:
         self.live = eagle_head(model, draft_ids=words, dtype=like.dtype if like else None, seed=seed)
         if like is not None:
             self.live.take(like)
+        if start is not None:
+            read_drafter(start, self.live)
         self.buffer = DataBuffer(BUFFER, share=share, device=model.device)
         pack = LARGE if model.device.type == "cuda" else SMALL
         self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)

@@ -68,7 +68,7 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
         why = "cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty"
     elif "suffix" in drafters and importlib.util.find_spec("arctic_inference") is None:
         why = "drafts by suffix with a package that is not installed: pip install arctic-inference==0.1.1"
-    elif "eagle" in drafters and not head.is_dir():
+    elif "eagle" in drafters and not settings.draft.eagle and not head.is_dir():
         why = f"trains no drafter, and {settings.model.name} holds no {head.name}/ that eagle could draft with"
     elif low := [heat for heat in heats if 0 < heat < COLDEST]:
         why = f"draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}"
@@ -85,8 +85,8 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
 
 
 def drafter_of(settings: config.Config) -> Path:
-    """The folder of the EAGLE head that a model came with, where it has one."""
-    return Path(settings.model.name) / "drafter"
+    """The folder of a trained EAGLE head: the one that is named, else that beside the model's weights."""
+    return Path(settings.draft.eagle or Path(settings.model.name) / "drafter")
 
 
 def speculation_of(settings: config.Config) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
+from whet.rollout.vllm_fit import drafter_of
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
 from whet.tools.probe import ProbeReport, probe_report, probe_requests
@@ -84,9 +85,9 @@ def evaluate_model(
 
     with _loaded(model, replace(plan, settings=settings, problems=problems), say) as actor:
         if actor.drafter is not None:
-            from whet.draft.eagle import FOLDER, read_drafter
+            from whet.draft.eagle import read_drafter
 
-            read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
+            read_drafter(drafter_of(settings), actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
             if draft:
@@ -144,9 +145,9 @@ def weights_of(model: str) -> tuple[str, Path | None]:
 
 
 def _settings(folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]) -> config.Config:
-    """The recipe with other tables, on the weights of a folder."""
+    """The recipe with other tables, on the weights of a folder, and with the drafter that lies beside them."""
     tree = {**(read_toml(source) if source else {}), **changes}
-    return load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
+    return load_config(None, [f"model.name={json.dumps(folder)}", 'draft.eagle=""', *sets], base=tree)
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     """
     from whet.draft.eagle import FOLDER, check_layout
 
-    folder = Path(settings.model.name) / FOLDER
+    folder = drafter_of(settings)
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
     if wanted:
