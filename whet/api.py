@@ -112,11 +112,19 @@ def run_recipe(
             try:
                 return _run_once(settings, folder, company, resume=resume, **given)
             except Lost as lost:  # by all processes that had them: the newest weights
-                tries = tries + 1 if checkpoint_steps(folder)[-1:] == before else 0
+                after = checkpoint_steps(folder)[-1:]
+                tries = tries + 1 if after == before else 0
                 if tries > MOST_TRIES:  # it would be lost again
-                    raise
-                watcher.message(f"{lost} The run goes on from its last checkpoint.")
+                    raise _with_remedy(lost, folder) from lost
+                next_try = "The run goes on from its last checkpoint." if after else "The run begins again."
+                watcher.message(f"{lost} {next_try}")
             resume = True
+
+
+def _with_remedy(lost: Lost, folder: Path) -> WhetError:
+    """What ends a run that has lost its newest weights."""
+    remedy = " --resume goes on from the last checkpoint." if checkpoint_steps(folder) else ""
+    return WhetError(f"{lost}{remedy}")
 
 
 def _run_once(
@@ -150,22 +158,22 @@ def _run_once(
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
         newest = run.newest_checkpoint(watcher.message)
         several = gpus > 1 or settings.cluster.workers > 0 or settings.learn.shard == "full"
-        parts = build_fleet_parts(plan, gpus, company, newest) if several else build_parts(plan, weights=newest)
-        stack.callback(parts.close)
-        if company.workers is not None:
-            company.workers.on_short = run.stop
-        prepare_parts(parts, run, newest, watcher)
-        from whet.loop import Log, train
-
-        gc.freeze()  # modules and tables: to look through them, every few steps, takes up to half a second
-        stack.callback(gc.unfreeze)
         try:
+            parts = build_fleet_parts(plan, gpus, company, newest) if several else build_parts(plan, weights=newest)
+            stack.callback(parts.close)
+            if company.workers is not None:
+                company.workers.on_short = run.stop
+            prepare_parts(parts, run, newest, watcher)
+            from whet.loop import Log, train
+
+            gc.freeze()  # modules and tables: to look through them, every few steps, takes up to half a second
+            stack.callback(gc.unfreeze)
             train(parts, Log(run, parts, watcher))
         except Collapsed as error:
             collapsed = error
         except Lost as error:
-            if run.stopping:
-                raise WhetError(f"{error} --resume goes on from the last checkpoint.") from error
+            if run.stopping:  # it was asked to stop, so it is not begun again
+                raise _with_remedy(error, folder) from error
             raise
     from whet.report.page import write_page
 

@@ -21,7 +21,7 @@ from small_run import SMALL, Silent
 from whet import cli
 from whet.cluster import crew
 from whet.cluster.crew import Crew
-from whet.errors import Stopped
+from whet.errors import Stopped, WhetError
 from whet.recipe import dump_config, load_config
 from whet.rollout import vllm_fit
 from whet.run import read_metrics
@@ -152,6 +152,42 @@ def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
     assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
     assert len(reaper.pids) >= 4, "one death may be seen before the other"
     assert_like(whole, tmp_path / "run", counters=False)
+
+
+def test_a_death_while_processes_start_is_tried_again_once_there_is_a_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death in the run, and one in each start that follows: three more are tried. Then a run that is resumed, where
+    one dies in the first start."""
+
+    class InStarts(Reaper):
+        def __init__(self, first: int, starts: int) -> None:
+            super().__init__(monkeypatch, {})
+            self.first, self.starts = first, starts
+
+        def strike(self, crew: Crew, name: str) -> None:
+            self.asked += 1
+            dies = name == "begin" and self.asked > self.first and self.starts > 0
+            self.starts -= dies
+            if dies or self.asked == self.first:
+                crew.hands[1].process.kill()
+
+    fork_members(monkeypatch)
+    sets, folder = (*SETS, *WARM, "learn.shard=optimizer"), tmp_path / "run"
+    silent = Silent()
+    with monkeypatch.context() as monkeypatch:
+        reaper = InStarts(first=70, starts=9)
+        with pytest.raises(WhetError) as ended:
+            run(folder, *sets, gpus=2, silent=silent)
+        reaper.finish()
+    sentence = "Process 1 of 2 was killed by signal 9 while it started."
+    assert str(ended.value) == f"{sentence} --resume goes on from the last checkpoint."
+    assert silent.messages.count(f"{sentence} The run goes on from its last checkpoint.") == 3
+    reaper = InStarts(first=0, starts=1)
+    silent = run(folder, *sets, gpus=2, resume=True)
+    reaper.finish()
+    assert silent.messages.count(f"{sentence} The run goes on from its last checkpoint.") == 1
+    assert_like(whole, folder, counters=False)
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *args: str) -> tuple[int, str]:

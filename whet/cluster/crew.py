@@ -407,7 +407,9 @@ class Crew:
 
     def _raise_lost(self, when: str) -> None:
         if lost := [hand.lost for hand in self.hands if hand.lost]:
-            if self._starter is not None:  # what runs elsewhere may go, and is tried again
+            # What runs elsewhere may go, and is tried again. A process of this machine that cannot start at all would
+            # not start later either, but one that starts from a checkpoint has started before.
+            if self._starter is not None or self.order["weights"]:
                 raise Lost(f"{lost[0]} {when}.")
             raise WhetError(f"{lost[0]} {when}; nothing was trained.")
 
@@ -433,8 +435,8 @@ class Crew:
             self.raise_failure(*answers.values())
         if self.order["later"] and not self.lacking:
             answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
-            self.raise_failure(*answers.values())
-            if not self.lacking:
+            if not self.lacking:  # else the others may have failed by that
+                self.raise_failure(*answers.values())
                 self._compare_all(answers)
 
     def _compare_all(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
