@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +189,26 @@ def test_a_death_while_processes_start_is_tried_again_once_there_is_a_checkpoint
     reaper.finish()
     assert silent.messages.count(f"{sentence} The run goes on from its last checkpoint.") == 1
     assert_like(whole, folder, counters=False)
+
+
+def test_the_folder_of_a_run_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of one that still runs stays."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import time; from whet.files import scratch_folder; print(scratch_folder()[0], flush=True); time.sleep(9e6)"
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, **given) as killed, subprocess.Popen(command, **given) as alive:
+        assert killed.stdout is not None and alive.stdout is not None
+        folders = [Path(driver.stdout.readline().strip()) for driver in (killed, alive)]
+        killed.kill()
+        killed.wait()
+        assert all(folder.is_dir() for folder in folders)
+        fork_members(monkeypatch)
+        run(tmp_path / "run", "steps=1", gpus=2)
+        assert list(tmp_path.glob("whet-*")) == [folders[1]]
+        alive.kill()
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *args: str) -> tuple[int, str]:

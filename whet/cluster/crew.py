@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from whet import errors
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Unmet
 from whet.errors import Lost, WhetError
+from whet.files import scratch_folder
 
 START_S = 900.0  # seconds for loading a model and capturing what it runs by
 ANSWER_S = 1800.0  # seconds for any other answer
@@ -141,12 +141,12 @@ class Crew:
         self.silent_s, self.answer_s = SILENT_S, ANSWER_S
         # For the user: a process was started again, or warns.
         self.on_message: Callable[[str], None] = lambda sentence: None
-        self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
+        self.folder, lock = scratch_folder()
         self._serial = self._generation = 0
         self._noted: set[str] = set()
         self._awaited = 0  # the question whose answers are waited for
         self.hands: list[Hand] = []
-        self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, os.getpid())
+        self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, lock, os.getpid())
         try:
             self.hands.extend(self._start(number) for number in range(self.size))
             self._begin_all()
@@ -466,9 +466,10 @@ def shortened(text: str) -> str:
     return text if len(text) <= 440 else f"{text[:220]} ... {text[-220:]}"
 
 
-def _stop_all(hands: list[Hand], folder: Path, owner: int) -> None:
+def _stop_all(hands: list[Hand], folder: Path, lock: int, owner: int) -> None:
     """At the end, or when a Crew is collected; never in a forked judge."""
     if os.getpid() == owner:
         for hand in hands:
             hand.stop()
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
