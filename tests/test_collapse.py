@@ -1,5 +1,7 @@
 """The guard: what counts as a collapse, and how a run ends by it."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -56,24 +58,49 @@ def test_all_sets_must_have_fallen() -> None:
     assert judged(fine | other, gone | lost, gone, lost) == [False, False, False, True], "each has its own times"
 
 
+class Turning(Silent):
+    """The judge changes its mind after the second step: nothing is right any more. The run is stopped later."""
+
+    def __init__(self, flag: Path, stop: int | None = None) -> None:
+        super().__init__()
+        self.flag, self.stop = flag, stop
+
+    def update(self, metrics: dict[str, float], progress: float) -> None:
+        super().update(metrics, progress)
+        if metrics["step"] == 2:
+            self.flag.touch()
+        if metrics["step"] == self.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_resumed_run_remembers_what_its_guards_have_seen(tmp_path: Path) -> None:
+    """Stopped between the two bad evaluations, and in the third step of five without a right response."""
+    flag, folder = tmp_path / "no more", tmp_path / "run"
+
+    def judge(prompt: object, response: str) -> float:
+        return 0.0 if flag.exists() else 1.0
+
+    settings = small_config("steps=20", "save.every=100", "eval.0.every=4")
+    api.run_recipe(settings, folder, watcher=Turning(flag, stop=5), reward=judge)
+    resumed = Silent()
+    with pytest.raises(Collapsed, match=r"fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 8"):
+        api.run_recipe(settings, folder, watcher=resumed, resume=True, reward=judge)
+    assert [int(row["step"]) for row in resumed.rows] == [6, 7, 8]
+    assert sum("Not one response was right for 5 steps" in text for text in resumed.messages) == 1
+
+
 def test_a_run_that_collapses_is_saved_and_stopped(tmp_path: Path) -> None:
-    """The judge changes its mind after the second step: nothing is right in the evaluations of steps 4 and 6."""
+    """Nothing is right in the evaluations of steps 4 and 6."""
     flag = tmp_path / "no more"
 
     def judge(prompt: object, response: str) -> float:
         return 0.0 if flag.exists() else 1.0
 
-    class Turning(Silent):
-        def update(self, metrics: dict[str, float], progress: float) -> None:
-            super().update(metrics, progress)
-            if metrics["step"] == 2:
-                flag.touch()
-
     sets = ("steps=20", "save.every=100")
     with pytest.raises(
         Collapsed, match=r"held_out fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 6"
     ):
-        api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Turning(), reward=judge)
+        api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Turning(flag), reward=judge)
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(7)) and rows[-1]["collapsed"] == 1.0
     assert has_collapsed(tmp_path / "run") and (tmp_path / "run" / "report.html").is_file()

@@ -276,6 +276,10 @@ def test_a_run_ends_where_the_engine_draws_with_other_weights(tmp_path: Path, mo
         api.run_recipe(small_config("save.every=1"), tmp_path / "run", watcher=Silent(), reward=even_digits)
     assert read_metrics(tmp_path / "run")[-1]["step"] == 3, "the row is there to be looked at"
     assert max((tmp_path / "run" / "checkpoints").glob("step_*")).name.endswith("2")
+    with pytest.raises(Diverged, match=r"^Step 3:"):  # a resumed run knows what was sound before
+        api.run_recipe(
+            small_config("save.every=1"), tmp_path / "run", watcher=Silent(), reward=even_digits, resume=True
+        )
     stale = ("curriculum.max_age=1", "rollout.mode=stream", "rollout.on_update=keep", "steps=4")
     settings = small_config(*stale)
     api.run_recipe(settings, tmp_path / "stale", watcher=Silent(), reward=even_digits)  # old tokens prove nothing

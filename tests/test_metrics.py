@@ -1,7 +1,8 @@
 import dataclasses
+import json
 
 from whet.types import Group, Rollout, Sampling
-from whet.watch import PASS_RATES, PATIENCE, SIGNS, Advice, Stopwatch, group_metrics, rollout_metrics
+from whet.watch import PASS_RATES, PATIENCE, SIGNS, Advice, Guards, Stopwatch, group_metrics, rollout_metrics
 
 BASE = Rollout(
     prompt_id="a", group_id=0, index=0, phase="train", sampling=Sampling(max_tokens=8), length=4, finish="stop",
@@ -90,6 +91,24 @@ def test_advice_is_given_once_and_only_for_a_streak() -> None:
     said = [advice.check(m) for m in [bad] * (PATIENCE - 1) + [good] + [bad] * 3 * PATIENCE]
     assert [len(s) for s in said].count(1) == 1
     assert said[2 * PATIENCE - 1] == [SIGNS["truncated"][1]]
+
+
+def test_what_guards_remember_goes_on_in_another_process() -> None:
+    """A streak of four, a warning that was given, an evaluation far below the best, and the last sound mismatch."""
+    one, bad = Guards(), {"length/truncated": 0.9}
+    for _ in range(PATIENCE):
+        one.advice.check({"learn/mismatch": 0.2})
+    for _ in range(PATIENCE - 1):
+        one.advice.check(bad)
+    fine, worse = ({"eval/a/accuracy": p, "eval/a/accuracy_low": p, "eval/a/accuracy_high": p} for p in (0.5, 0.1))
+    assert not one.collapse.check(0, fine) and not one.collapse.check(2, worse)
+    one.sound = 1e-6
+    other = Guards()
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert other.advice.check(bad | {"learn/mismatch": 0.2}) == [SIGNS["truncated"][1]]
+    assert other.collapse.check(4, worse) == "The accuracy on a fell from 0.500 after step 0 to 0.100"
+    assert other.sound == 1e-6
+    assert not Guards().collapse.check(4, worse), "one that remembers nothing does not see it"
 
 
 def test_the_judge_may_complain() -> None:

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +30,7 @@ KINDS = {
     "stream recompute": ("rollout.mode=stream", "rollout.on_update=recompute", "curriculum.max_age=2"),
     "bf16 masters, kl": ("model.dtype=bfloat16", "learn.kl_coef=0.1", "learn.updates=2"),
 }
+FILE = [item for item in SMALL if not item.startswith(("data.", "eval."))] + ["steps=2", "held_out.size=0"]
 
 
 def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
@@ -151,6 +154,30 @@ def test_a_corrupted_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> Non
     assert any("step_00000005" in text for text in resumed.messages)
     assert "Resuming after step 4." in resumed.messages
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_a_problem_that_was_changed_under_its_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "sums.jsonl"
+    rows = [{"id": f"sum {i}", "prompt": f"What is {i}+1?", "answer": str(i + 1)} for i in range(60)]
+
+    def go_on(changes: dict[int, dict[str, str]], resume: bool = True) -> Silent:
+        data.write_text("".join(json.dumps(row | changes.get(i, {})) + "\n" for i, row in enumerate(rows)))
+        settings = load_config(sets=[*FILE, f"data.0.path={data}"])
+        silent = Silent()
+        api.run_recipe(settings, tmp_path / "run", watcher=silent, reward=even_digits, resume=resume)
+        return silent
+
+    go_on({}, resume=False)
+    monkeypatch.setattr("whet.assembly.build_parts", None)  # no weights are loaded before
+    sentence = 'The training problem "{}" is not what it was when the checkpoint was written ({} of 60 have another'
+    for changes, said in (
+        ({7: {"answer": "9"}}, sentence.format("sum 7", 1)),
+        ({9: {"prompt": "What is 9+2?"}, 8: {"prompt": "What is 8+2?"}}, sentence.format("sum 8", 2)),
+    ):
+        with pytest.raises(WhetError, match=f"^{re.escape(said)}"):
+            go_on(changes)
+    monkeypatch.undo()
+    assert "Resuming after step 2." in go_on({}).messages
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -138,7 +138,7 @@ def _run_once(
     gpus: int,
     name: str,
 ) -> int:
-    from whet.assembly import build_parts, check_run
+    from whet.assembly import build_parts, check_run, refuse_other_prompts
     from whet.findings import machine_of
     from whet.pictures import machine
     from whet.processes import build_fleet_parts
@@ -156,7 +156,8 @@ def _run_once(
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
-        newest = run.newest_checkpoint(watcher.message)
+        if newest := run.newest_checkpoint(watcher.message):
+            refuse_other_prompts(plan, newest)
         several = gpus > 1 or settings.cluster.workers > 0 or settings.learn.shard == "full"
         try:
             parts = build_fleet_parts(plan, gpus, company, newest) if several else build_parts(plan, weights=newest)

@@ -25,7 +25,7 @@ from whet.estimate import budget_lines, dims_of, estimate_lines, workloads
 from whet.eval import EvalSet, eval_sets
 from whet.findings import machine_of, model_findings, size_up_here
 from whet.learn.base import Trainer
-from whet.learn.checkpoint import Checkpoint, save_checkpoint
+from whet.learn.checkpoint import Checkpoint, load_arrays, save_checkpoint
 from whet.pictures import token_rows
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
@@ -33,7 +33,7 @@ from whet.rollout.vllm_fit import check_vllm, drafter_of, speculation_of
 from whet.tasks.judge import Judge
 from whet.text import Codec
 from whet.types import Clock, Key, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
-from whet.watch import Stopwatch
+from whet.watch import Guards, Stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -284,6 +284,7 @@ class Parts(Actor):
     tally: Tally = field(default_factory=Tally)
     crew: Crew | None = None  # the processes that hold the model, where there are several
     spot: SpotDrafter | None = None  # the drafter that they train
+    guards: Guards = field(default_factory=Guards)
     fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
     warm_start_s: float = 0.0
 
@@ -522,10 +523,12 @@ def save_parts(parts: Parts, folder: Path) -> None:
         arrays={
             "traces": parts.store.arrays(),
             "judge": waiting.arrays(),
+            "prompts": {"marks": parts.plan.problems.marks},
             "engine": {k: v for k, v in engine.items() if isinstance(v, np.ndarray)},
         },
         states={
             "tally": asdict(parts.tally),
+            "guards": parts.guards.state_dict(),
             "learner": parts.learner.state_dict(),
             "curriculum": parts.curriculum.state_dict(),
             "drafter": drafter.state_dict() if drafter else None,
@@ -534,6 +537,20 @@ def save_parts(parts: Parts, folder: Path) -> None:
         },
         beside=write,
     )
+
+
+def refuse_other_prompts(plan: RunPlan, checkpoint: Path) -> None:
+    """Refuse to go on over problems that were changed since the checkpoint. Their number is compared with their ids, by
+    the curriculum."""
+    saved, now = load_arrays(checkpoint, "prompts").get("marks"), plan.problems.marks
+    if saved is None or len(saved) != len(now):  # an older whet did not save them
+        return
+    changed = np.flatnonzero(saved != now)
+    if len(changed):
+        name = plan.problems.train.ids[changed[0]]
+        what = f'The training problem "{name}" is not what it was when the checkpoint was written'
+        count = f"{len(changed):,} of {len(now):,} have another text or answer"
+        raise WhetError(f"{what} ({count}); resume with the same data, or start a new run.")
 
 
 def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
@@ -545,6 +562,8 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         parts.store.load(arrays["traces"])
         parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})
         parts.tally = Tally(**states["tally"])
+        if "guards" in states:  # an older whet did not save them
+            parts.guards.load_state_dict(states["guards"])
         if (drafter := parts.drafter or parts.spot) and states["drafter"]:
             drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:

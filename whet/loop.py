@@ -25,7 +25,7 @@ from whet.eval import evaluate
 from whet.pictures import Pictures
 from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
-from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
+from whet.watch import CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
 
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
@@ -75,11 +75,10 @@ class Log:
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
         self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
-        self.advice, self.guard = Advice(), CollapseGuard()
+        self.guards = parts.guards
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
         self.evidence = Evidence()
-        self.sound: float | None = None  # learn/mismatch of the last update on rollouts of the newest weights
         self.still = 0  # rounds in a row in which nothing moved
         self.pictures = Pictures(parts.curriculum.metrics())
         parts.judge.on_message = watcher.message
@@ -93,7 +92,7 @@ class Log:
         if not self.parts.fresh:
             return
         metrics = self.evaluate_due()
-        self.guard.check(0, metrics)
+        self.guards.collapse.check(0, metrics)
         if self.settings.warm_start:
             metrics["time/warm_start"] = self.parts.warm_start_s
         self.record(metrics)
@@ -144,11 +143,13 @@ class Log:
             lookup = parts.plan.problems.lookup
             run.draw(parts.tally.step, self.pictures.drawn(self.seen, batch.groups, metrics, lookup))
         metrics |= self.evaluate_due()
-        collapsed = self.guard.check(parts.tally.step, metrics)
+        collapsed = self.guards.collapse.check(parts.tally.step, metrics)
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         self.refuse_other_weights(batch, metrics.get("learn/mismatch"))
-        for sentence in self.advice.check(metrics, parts.judge.complaint):
+        for sentence in self.guards.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
+        if collapsed:
+            self.guards.collapse = CollapseGuard()  # who resumes it all the same compares it with itself from there on
         if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
@@ -160,11 +161,11 @@ class Log:
         current = all(g.oldest_version >= self.parts.learner.version - 1 for g in batch.groups)
         if mismatch is None or not current:
             return
-        if mismatch_jump(self.sound, mismatch):
-            before = f"{self.sound:.2g} before, {mismatch:.2g} now"
+        if mismatch_jump(self.guards.sound, mismatch):
+            before = f"{self.guards.sound:.2g} before, {mismatch:.2g} now"
             why = f"log-probs of the engine and the learner drift apart ({before}): the engine missed an update"
             raise Diverged(f"Step {self.parts.tally.step}: {why}; --resume goes on from the last checkpoint.")
-        self.sound = mismatch
+        self.guards.sound = mismatch
 
     def train_drafter(self) -> dict[str, float]:
         """Train the drafter while nothing is decoded. No token depends on it, so a failure only stops its training."""

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ class Problems:
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
             tasks=table.tasks,
         )
+
+    @cached_property
+    def marks(self) -> np.ndarray:
+        """What the training problems and answers are, row by row: a checkpoint holds it."""
+        return self.train.marks()
 
     @property
     def worked(self) -> int:

@@ -2,7 +2,7 @@
 
 `loop` calls everything here after each step. A warning is given once per run, with the setting to change. The guard
 ends a run whose evaluations have fallen far below what they were, beyond chance: such a run seldom comes back, and
-costs as much as one that learns. Neither is saved: a resumed run is measured against itself from there on.
+costs as much as one that learns. What they remember (`Guards`) is saved with every checkpoint.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 import numpy as np
 
@@ -167,6 +167,12 @@ class Advice:
                 self._streak[name] = -(10**9)  # never again in this run
         return due
 
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._streak)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._streak |= {name: streak for name, streak in state.items() if name in SIGNS}
+
 
 SOUND, UNSOUND = 0.01, 0.1  # mean differences of log-probs that rounding makes, and that it never makes
 
@@ -225,3 +231,26 @@ class CollapseGuard:
                 found = f"The accuracy on {name} fell from {best} to {accuracy:.3f}"
         again = [level for level in self.levels.values() if level.times > 1]
         return found if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {name: asdict(level) for name, level in self.levels.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self.levels = {name: Level(**level) for name, level in state.items()}
+
+
+class Guards:
+    """What a run remembers of itself, to warn once and to notice that something is no longer as it was."""
+
+    def __init__(self) -> None:
+        self.advice, self.collapse = Advice(), CollapseGuard()
+        self.sound: float | None = None  # learn/mismatch of the last update on rollouts of the newest weights
+
+    def state_dict(self) -> dict[str, Any]:
+        advice, collapse = self.advice.state_dict(), self.collapse.state_dict()
+        return {"advice": advice, "collapse": collapse, "sound": self.sound}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.advice.load_state_dict(state["advice"])
+        self.collapse.load_state_dict(state["collapse"])
+        self.sound = state["sound"]

@@ -56,6 +56,18 @@ def test_ids_kept_from_an_earlier_hash() -> None:
     assert list(table.ids) == [h, f"{h}#1", f"{h}#2", f"{h}#3"]
 
 
+def test_a_mark_tells_a_changed_problem_or_answer_whatever_the_id() -> None:
+    def marks(*rows: tuple[object, str]) -> list[int]:
+        problems, answers = zip(*rows, strict=True)
+        return PromptTable(problems, answers, "text", ids=[f"row {i}" for i in range(len(rows))]).marks().tolist()
+
+    other = ({"role": "system", "content": "1+1?"},)
+    told = marks(("1+1=", "2"), ("1+1=", "3"), ("1+2=", "2"), (CHAT, "2"), (other, "2"), ("1+1", "=2"), ("\ud800", ""))
+    assert len(set(told)) == 7
+    assert marks(("1+1=", "2"), ((*CHAT,), "2")) == [told[0], told[3]]
+    assert PromptTable(["1+1="], ["2"], "text:my:judge").marks()[0] == told[0], "another judge changes no problem"
+
+
 def test_duplicate_ids_name_both_places() -> None:
     with pytest.raises(WhetError, match=r'^p.jsonl has the id "x" twice, in line 3 and line 9; ids must differ: mend'):
         lines = [3, 5, 9]

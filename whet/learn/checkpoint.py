@@ -156,11 +156,22 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             if path.suffix == ".safetensors":
                 tensors[path.stem] = TensorFile(path)
             elif path.suffix == ".npz":
-                with np.load(path, allow_pickle=False) as archive:
-                    arrays[path.stem] = dict(archive.items())
+                arrays[path.stem] = load_arrays(folder, path.stem)
             elif path.suffix == ".json":
                 states[path.stem] = json.loads(path.read_text())
         return Checkpoint(folder=folder, tensors=tensors, arrays=arrays, states=states)
+    except (OSError, ValueError) as error:
+        raise WhetError(f"The checkpoint {folder} cannot be read: {error}.") from error
+
+
+def load_arrays(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The arrays of one name alone; none where the checkpoint has no such file."""
+    path = folder / STATE / f"{name}.npz"
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # EOFError: an empty .npz
         raise WhetError(f"The checkpoint {folder} cannot be read: {error}.") from error
 
