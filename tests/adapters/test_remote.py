@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from worlds import SAMPLING, build
 
 from whet.adapters.client import RemoteCurriculum
 from whet.adapters.desk import Desk, Finished
-from whet.adapters.serve import CurriculumServer, Service
+from whet.adapters.serve import CONNECTIONS, CurriculumServer, Service
 from whet.curriculum.base import Curriculum
 from whet.errors import Starved, WhetError
 from whet.testing.contract import Make, check_contract, check_world, play
@@ -139,6 +140,12 @@ def plan_args(number: int) -> dict[str, Any]:
     return {"number": number, "clock": {n: getattr(CLOCK, n) for n in Clock.__slots__}}
 
 
+def clocked(**values: Any) -> dict[str, Any]:
+    """The arguments of the second call, with these values in its clock."""
+    args = plan_args(2)
+    return {**args, "clock": {**args["clock"], **values}}
+
+
 def test_a_call_sent_again_counts_once(servers: Servers, tmp_path: Path) -> None:
     server = servers.start(lambda: build("uniform", World().ids, 0))
     first = post(server.url, "plan", plan_args(1))
@@ -223,6 +230,16 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
         (409, "has the number None", "plan", {}, good),
         (400, "The call plan does not fit", "plan", {"number": 2}, good),
         (400, "The call plan does not fit", "plan", {"number": 2, "clock": {"step": 1}}, good),
+        (400, "groups = -3, but it must be a whole number from 1 to 65,536", "emit", clocked(groups=-3), good),
+        (400, "groups = 2000000, but it must be", "plan", clocked(groups=2_000_000), good),
+        (400, "groups = True, but it must be", "plan", clocked(groups=True), good),
+        (400, "step = -1, but it must be", "plan", clocked(step=-1), good),
+        (400, "tokens = 1.5, but it must be", "plan", clocked(tokens=1.5), good),
+        (400, "free = -1, but it must be", "plan", clocked(free=-1), good),
+        (400, "progress = 1.5, but it must be a number from 0 to 1", "plan", clocked(progress=1.5), good),
+        (400, "step = xxx", "plan", clocked(step="x" * 100_000), good),
+        (409, "has the number xxx", "plan", {"number": "x" * 100_000}, good),
+        (403, "not web pages", "plan", plan_args(2), {**good, "Origin": "http://evil.example"}),
         (400, "was never asked for", "observe", {"number": 2, "rollouts": [rollout]}, good),
         (400, "verdict = 'Right'", "observe", {"number": 2, "rollouts": [asked | {"verdict": "Right"}]}, good),
         (400, "finish = 'eos'", "observe", {"number": 2, "rollouts": [asked | {"finish": "eos"}]}, good),
@@ -234,9 +251,79 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
         encoded = {key: value.encode("latin-1").decode("latin-1") for key, value in headers.items()}
         found, data = post(server.url, name, args, encoded)
         assert (found, sentence in data["error"]) == (status, True), (name, found, data)
+        assert len(data["error"]) < 300, "a request is not sent back whole"
     found, data = post(server.url, "plan", {}, good, method="GET")
     assert found == 501 and "sent by POST" in data["error"]
     assert post(server.url, "state_dict", {}, good) == state
+
+
+def send_raw(url: str, data: bytes) -> bytes:
+    """The answer to a request that may be no HTTP; if it is none, it has no header."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as link:
+        link.sendall(data)
+        link.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: link.recv(2**16), b""))
+
+
+def test_without_a_token_only_its_own_address_is_answered(servers: Servers) -> None:
+    server, guarded = (servers.start(lambda: build("uniform", World().ids, 0), token=t) for t in ("", "secret"))
+    for host in ("evil.example", "evil.example:8377", "127.0.0.1.evil.example", "192.168.1.5", "[::1", ""):
+        found, data = post(server.url, "hello", {}, {"Host": host})
+        assert (found, data) == (403, {"error": "The curriculum is served under its own address only."}), host
+    for host in ("localhost:9000", "127.0.0.1", "[::1]:8377"):  # a tunnel has a port of its own
+        assert post(server.url, "hello", {}, {"Host": host})[0] == 200
+    own = f"Host: 127.0.0.1:{server.server_port}\r\n"
+    doubled = f"POST /hello HTTP/1.1\r\n{own}{own}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
+    assert b" 403 " in send_raw(server.url, doubled.encode())
+    named = {"Host": "trainer.cluster", "Authorization": "Bearer secret"}
+    assert post(guarded.url, "hello", {}, named)[0] == 200, "who has the token may use any name"
+
+
+def test_a_long_call_does_not_hold_up_the_others(servers: Servers) -> None:
+    inner = build("uniform", World().ids, 0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        """A curriculum whose plans wait until they are told to go on."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def plan(self, clock: Clock) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return inner.plan(clock)
+
+    server = servers.start(lambda: Slow())
+    planning = threading.Thread(target=post, args=(server.url, "plan", plan_args(1)))
+    planning.start()
+    assert begun.wait(60)
+    try:
+        assert post(server.url, "hello", {})[1]["answer"]["number"] == 0
+        assert post(server.url, "prompts", {"ids": []}) == (200, {"answer": []})
+    finally:
+        go_on.set()
+        planning.join()
+    assert post(server.url, "hello", {})[1]["answer"]["number"] == 1
+
+
+def test_garbage_is_not_sent_back_whole(servers: Servers) -> None:
+    server = servers.start(lambda: build("uniform", World().ids, 0))
+    for request in (b"garbage " * 5_000, b"x" * 50_000 + b" / HTTP/1.1"):
+        answer = send_raw(server.url, request + b"\r\n\r\n")
+        assert b"error" in answer and len(answer) < 1_000
+
+
+def test_slow_connections_are_bounded_and_keep_nobody_out(servers: Servers) -> None:
+    server = servers.start(lambda: build("uniform", World().ids, 0))
+    before = threading.active_count()
+    with ExitStack() as stack:
+        for _ in range(3 * CONNECTIONS):
+            link = stack.enter_context(socket.create_connection(server.server_address[:2], timeout=60))
+            link.sendall(b"POST /hello HTTP/1.1\r\n")  # and never the rest
+        assert post(server.url, "hello", {})[0] == 200
+        assert threading.active_count() <= before + CONNECTIONS
 
 
 def test_the_client_says_what_is_wrong(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

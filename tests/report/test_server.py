@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from run_folders import chain_rollouts, learning_rows, write_run
 
+from whet.adapters.serve import CONNECTIONS
 from whet.errors import WhetError
 from whet.report.data import PageData
 from whet.report.server import PageServer
@@ -169,6 +171,26 @@ def test_another_address_needs_the_token_in_the_path(serve: Serve) -> None:
     assert ask(server, f"/{token}/data")[0].status == 200 and ask(server, f"/{token}/assets/page.js")[0].status == 200
     assert ask(server, f"/{token}/data", host=f"10.1.2.3:{server.server_port}")[0].status == 200
     assert ask(server, f"/{token}/data", host="evil.example")[0].status == 403
+
+
+def test_garbage_is_not_sent_back_whole(serve: Serve) -> None:
+    server = serve()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as link:
+        link.sendall(b"garbage" * 5_000 + b" x\r\n\r\n")
+        link.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: link.recv(2**16), b""))
+    assert b"garbage" in answer and len(answer) < 1_000
+
+
+def test_slow_connections_are_bounded_and_keep_nobody_out(serve: Serve) -> None:
+    server = serve()
+    before = threading.active_count()
+    with ExitStack() as stack:
+        for _ in range(3 * CONNECTIONS):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=60))
+            link.sendall(b"GET / HTTP/1.1\r\n")  # and never the rest
+        assert ask(server, "/")[0].status == 200
+        assert threading.active_count() <= before + CONNECTIONS
 
 
 def test_hostile_rollouts_are_data(serve: Serve, runs: list[Path]) -> None:

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from whet import config, files
 from whet.adapters.client import CALLS, LIMIT, QUESTIONS, SECONDS, perform
@@ -34,6 +35,19 @@ from whet.recipe import dump_config
 from whet.types import Sampling
 
 JOURNAL = 4 * 2**20  # bytes of calls.jsonl after which the state is written
+CONNECTIONS = 64  # open at once, each with a thread; a browser keeps at most six
+PATIENCE = 1.0  # seconds that a new connection waits for a place
+QUOTED = 100  # characters of a request that an error repeats
+
+# The smallest and largest value of each number of a clock. A plan takes time and memory in proportion to `groups`.
+CLOCK = {
+    "step": (0, 2**53),
+    "version": (0, 2**53),
+    "groups": (1, 65_536),
+    "free": (0, 2**24),
+    "tokens": (0, 2**53),
+    "progress": (0, 1),
+}
 
 
 class Refused(WhetError):
@@ -77,17 +91,28 @@ class Service:
             raise Refused(400, f"The body is not JSON ({error}).") from None
         if not isinstance(args, dict):
             raise Refused(400, "The body is not a JSON object.")
-        with self.lock:
-            return self._call(name, args, body) if name in CALLS else (200, {"answer": self._ask(name, args)})
-
-    def _ask(self, name: str, args: Mapping[str, Any]) -> Any:
+        # These two read nothing that a call changes, so they do not wait for a long one.
         if name == "hello":
-            return {"number": self.number, "needs": sorted(self.curriculum.needs), "prompts": len(self.prompts)}
+            return 200, {"answer": self._greeting}
         if name == "prompts":
-            try:
-                return [asdict(self.prompts[prompt_id]) for prompt_id in args["ids"]]
-            except (KeyError, TypeError) as error:
-                raise Refused(400, f"There is no training prompt {error}, or no list of ids was given.") from None
+            return 200, {"answer": self._find_prompts(args)}
+        with self.lock:
+            if name in CALLS:
+                return self._call(name, args, body)
+            return 200, {"answer": self._ask(name)}
+
+    def _find_prompts(self, args: Mapping[str, Any]) -> list[dict[str, Any]]:
+        try:
+            return [asdict(self.prompts[prompt_id]) for prompt_id in args["ids"]]
+        except (KeyError, TypeError) as error:
+            raise Refused(400, f"There is no training prompt {error}, or no list of ids was given.") from None
+
+    def _greet(self) -> None:
+        """Write down what `hello` answers: the state after the last whole call."""
+        needs = sorted(self.curriculum.needs)
+        self._greeting = {"number": self.number, "needs": needs, "prompts": len(self.prompts)}
+
+    def _ask(self, name: str) -> Any:
         found = getattr(self.curriculum, name)()
         return sorted(found) if isinstance(found, set) else found
 
@@ -97,7 +122,8 @@ class Service:
             return self.last[1], self.last[2]
         if number != self.number + 1:
             rest = f"the next one is {self.number + 1}; one trainer alone may drive a curriculum"
-            raise Refused(409, f"The call {name} has the number {number}, but {rest}.")
+            raise Refused(409, f"The call {name} has the number {excerpt(number)}, but {rest}.")
+        check_clock(args.get("clock"))
         try:
             self._apply(name, args, digest)
             # A body may have line ends, or be UTF-16: only what is plainly one line is kept as it came.
@@ -109,6 +135,7 @@ class Service:
             if isinstance(error, WhetError):
                 raise
             raise Refused(400, f"The call {name} does not fit ({type(error).__name__}: {error}).") from error
+        self._greet()
         self.written += len(line)
         if self.written > JOURNAL:
             self.save()
@@ -152,10 +179,31 @@ class Service:
             if made["args"]["number"] > self.number:
                 self._apply(made["call"], made["args"], made["digest"])
         self.written = len(whole)
+        self._greet()
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
+
+
+def check_clock(clock: Any) -> None:
+    """Refuse a clock with a number that no trainer has; what is missing or unknown is refused later."""
+    if not isinstance(clock, dict):
+        return
+    for name, (low, high) in CLOCK.items():
+        value = clock.get(name, low)
+        if name == "free" and value is None:
+            continue
+        kinds, kind = ((int,), "a whole number") if name != "progress" else ((int, float), "a number")
+        if type(value) not in kinds or not low <= value <= high:
+            bounds = f"it must be {kind} from {low:,} to {high:,}"
+            raise Refused(400, f"The clock has {name} = {excerpt(value)}, but {bounds}.")
+
+
+def excerpt(value: Any) -> str:
+    """The beginning of a value that came with a request: an error need not send back all of it."""
+    text = str(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 # ---- HTTP
@@ -196,9 +244,8 @@ class Handler(QuietHandler):
     def _read(self) -> tuple[str, bytes]:
         """Check a request before its body is read, and read it within its time."""
         self.close_connection, until = True, time.monotonic() + SECONDS  # unless the body is read whole
-        given, name = self.headers.get("Authorization", ""), self.path.strip("/")
-        if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
-            raise Refused(401, "The token is wrong or missing; give the one with which the server was started.")
+        self._refuse_strangers()
+        name = self.path.strip("/")
         if name not in CALLS + QUESTIONS:
             raise Refused(404, f'There is no call "{name[:40]}"; there are {", ".join(CALLS + QUESTIONS)}.')
         if self.headers.get_content_type() != "application/json":  # so that no web page can send one unasked
@@ -222,6 +269,18 @@ class Handler(QuietHandler):
         self.close_connection = self.headers.get("Connection", "").lower() == "close"
         return name, bytes(body)
 
+    def _refuse_strangers(self) -> None:
+        """A token keeps out everyone who lacks it. Without one, a web page in a browser of this machine is kept out."""
+        token = self.server.token
+        if token:
+            given = self.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                raise Refused(401, "The token is wrong or missing; give the one with which the server was started.")
+        elif not is_own_host(self.headers.get_all("Host") or [], self.server.host):
+            raise Refused(403, "The curriculum is served under its own address only.")
+        if self.headers.get("Origin") is not None:
+            raise Refused(403, "The curriculum answers trainers, not web pages.")
+
     def _answer(self, status: int, answer: Any) -> None:
         self.respond(status, json.dumps(answer), {"Content-Type": "application/json"})
         self.wfile.flush()
@@ -240,15 +299,22 @@ class Handler(QuietHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What `http.server` itself refuses, such as another method, as JSON, too."""
         self.close_connection = True
-        self._answer(code, {"error": f"{message or 'The request is not understood'}; calls are sent by POST."})
+        words = excerpt(message or "The request is not understood")
+        self._answer(code, {"error": f"{words}; calls are sent by POST."})
 
 
 class QuietServer(ThreadingHTTPServer):
-    """An HTTP server at an address of this machine, without look-ups of names and without a log."""
+    """An HTTP server at an address of this machine, without look-ups of names and without a log.
+
+    It holds at most CONNECTIONS at once. One more ends the oldest, so that slow ones cannot keep a new one out.
+    """
 
     daemon_threads = True
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int) -> None:
+        self.host = host
+        self._places = threading.BoundedSemaphore(CONNECTIONS)
+        self._open: dict[int, socket.socket] = {}  # by id, the oldest first
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), handler)
@@ -265,6 +331,28 @@ class QuietServer(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self._end_oldest()
+            if not self._places.acquire(timeout=PATIENCE):  # all are at work: the client asks again
+                self.shutdown_request(request)
+                return
+        self._open[id(request)] = request
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.pop(id(request), None)
+            self._places.release()
+
+    def _end_oldest(self) -> None:
+        oldest = next(iter(list(self._open.values())), None)
+        if oldest is not None:
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                oldest.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that broke is the client's affair: it asks again."""
 
@@ -280,6 +368,23 @@ class CurriculumServer(QuietServer):
 def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_own_host(hosts: list[str], own: str, *, any_address: bool = False) -> bool:
+    """Whether the Host headers of a request name the server at `own`: there is one, and it is `own`, localhost or a
+    loopback address, or with `any_address` this machine's name or any address. The port may be that of a tunnel.
+
+    A web page whose name was bound to this machine (DNS rebinding) sends a name of its own.
+    """
+    if len(hosts) != 1:
+        return False
+    try:
+        name = urlsplit(f"//{hosts[0]}").hostname or ""
+        if name in ("localhost", own.lower()) or (any_address and name == socket.gethostname().lower()):
+            return True
+        return ipaddress.ip_address(name).is_loopback or any_address
     except ValueError:
         return False
 

@@ -11,14 +11,12 @@ the sending of that address to others.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
-import socket
 import threading
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from whet.adapters.serve import QuietHandler, QuietServer, Refused, is_loopback
+from whet.adapters.serve import QuietHandler, QuietServer, Refused, excerpt, is_loopback, is_own_host
 from whet.errors import WhetError
 from whet.report.data import PageData
 from whet.report.page import SCRIPTS, STYLES, asset, served_document
@@ -65,7 +63,7 @@ class PageHandler(QuietHandler):
         self.close_connection = True
         if code == 501:
             return self._refuse(405, "The page is only read: GET and HEAD are answered.")
-        self._refuse(code, f"{message or 'The request is not understood'}.")
+        self._refuse(code, f"{excerpt(message or 'The request is not understood')}.")
 
     def version_string(self) -> str:
         return "whet"
@@ -74,7 +72,7 @@ class PageHandler(QuietHandler):
 class PageServer(QuietServer):
     def __init__(self, page: PageData, host: str, port: int) -> None:
         page.read(live=True)  # a folder that holds no run is refused before anything is served
-        self.page, self.host, self.lock = page, host, threading.Lock()
+        self.page, self.lock = page, threading.Lock()
         self.indexer = threading.Thread(target=self._index, daemon=True)
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
         super().__init__(PageHandler, host, port)
@@ -82,7 +80,7 @@ class PageServer(QuietServer):
 
     def answer(self, path: str, hosts: list[str]) -> tuple[str, str]:
         """The type and the text of an answer."""
-        if len(hosts) != 1 or not self._is_mine(hosts[0]):
+        if not is_own_host(hosts, self.host, any_address=bool(self.token)):
             raise Refused(403, "This page is served under its own address only.")
         try:
             parts = urlsplit(path)
@@ -128,13 +126,3 @@ class PageServer(QuietServer):
         kind = query.get("kind") or ("step" if "group" in query else "")
         with self.lock:
             return shelf.find(filters=filters, step=step, kind=kind, text=query.get("q", ""), after=after, limit=limit)
-
-    def _is_mine(self, host: str) -> bool:
-        """Whether a Host header names this machine; its port may be that of a tunnel."""
-        try:
-            name = urlsplit(f"//{host}").hostname
-            if name in ("localhost", self.host.lower()) or (self.token and name == socket.gethostname().lower()):
-                return True
-            return ipaddress.ip_address(name or "").is_loopback or bool(self.token)
-        except ValueError:
-            return False
