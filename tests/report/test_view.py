@@ -41,12 +41,24 @@ def run(save_run: Callable[..., Path]) -> Path:
 
 def test_rollouts_stand_under_their_prompt_newest_step_first(run: Path) -> None:
     text = shown(run)
-    order = ["step 2  a  1 of 2 right", "text of a", "it is 42", "it is 41", "step 2  b  0 of 2 right", "no idea"]
+    order = ["step 2  a  1 of 2 right", "text of a", "it is 41", "it is 42", "step 2  b  0 of 2 right", "no idea"]
     order += ["(nothing)", "step 1  old"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert "✓ right    reward 1.00  23 tokens  version 2  stop  train" in text
     assert "? unjudged reward –" in text and "length  train" in text
+
+
+def test_one_rollout_of_each_prompt_comes_before_a_second_one(save_run: Callable[..., Path]) -> None:
+    rows = [rollout(1, name, i, "right", f"{name} is right") for name in "ab" for i in range(3)]
+    rows += [rollout(1, "c", i, "wrong" if i == 2 else "right", f"c{i}") for i in range(3)]
+    rows += [rollout(1, "a", i, "wrong", "again", group_id=8) for i in range(3)]  # the same prompt a second time
+    folder = save_run("run", [{"step": 0}], rows)
+    text = shown(folder, limit=3)
+    assert text.index("c2") < text.index("again") < text.index("b is right")
+    assert text.count("reward") == 3 and "a is right" not in text
+    assert shown(folder, limit=4).count("again") == 2, "then wrong ones again"
+    assert shown(folder).count("reward") == 12
 
 
 def test_training_is_shown_before_evaluation(save_run: Callable[..., Path]) -> None:

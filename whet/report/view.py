@@ -1,12 +1,13 @@
 """Shows what the model wrote in the terminal: rollouts read from RUN/rollouts.
 
-`whet view RUN` calls `view_run`, which groups rollouts by prompt and starts at the newest step; `rollouts` reads rows
-for the page by `read_excerpt`. Model output is hostile: it stays raw in an excerpt, and the terminal receives it as
-printable plain text, never as markup or control sequences.
+`whet view RUN` calls `view_run`, which starts at the newest step and takes a rollout of each prompt, wrong ones first,
+before a second one of any; `rollouts` reads rows for the page by `read_excerpt`. Model output is hostile: it stays raw
+in an excerpt, and the terminal receives it as printable plain text, never as markup or control sequences.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from whet.run import read_rollouts, rollout_files
 from whet.text import printable
 
 MARKS = {"right": "✓", "wrong": "✗", "unjudged": "?"}
+FIRST = ("wrong", "unjudged", "right")  # the order of interest: a wrong answer says most
 STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
 TEXT_SHOWN = 2000  # characters of a prompt or response in the terminal
 
@@ -78,13 +80,12 @@ def view_run(
         raise WhetError(f"{folder} holds no rollouts of step {step}; it has {known}.")
     left = limit
     for chosen in [step] if step is not None else reversed(steps):
-        for group in _read_groups(folder, chosen):
-            fitting = [s for s in group if verdict in (None, s["verdict"]) and phase in (None, s["phase"])][:left]
-            if fitting:
-                _show_group(group, fitting, console)
-                left -= len(fitting)
-            if left <= 0:
-                return
+        groups = _read_groups(folder, chosen)
+        for group, shown in _choose(groups, verdict, phase, left):
+            _show_group(group, shown, console)
+            left -= len(shown)
+        if left <= 0:
+            return
     if left == limit:
         filters = {"step": step, "verdict": verdict, "phase": phase}
         words = ", ".join(f"{name} {value}" for name, value in filters.items() if value is not None)
@@ -100,6 +101,30 @@ def _read_groups(folder: Path, step: int) -> list[list[Excerpt]]:
         key = (excerpt["prompt_id"], excerpt["group_id"], excerpt["phase"] == "eval")
         groups.setdefault(key, []).append(excerpt)
     return sorted(groups.values(), key=lambda group: group[0]["phase"] == "eval")
+
+
+def _choose(
+    groups: Sequence[list[Excerpt]], verdict: str | None, phase: str | None, most: int
+) -> list[tuple[list[Excerpt], list[Excerpt]]]:
+    """Groups with those of their rollouts that are shown: one of each prompt, wrong ones first, before a second one."""
+    fitting = [
+        (place, excerpt)
+        for place, group in enumerate(groups)
+        for excerpt in group
+        if verdict in (None, excerpt["verdict"]) and phase in (None, excerpt["phase"])
+    ]
+    fitting.sort(key=lambda entry: FIRST.index(entry[1]["verdict"]))
+    taken: Counter[tuple[bool, str]] = Counter()  # rollouts by prompt, so far
+    ranked = []
+    for place, excerpt in fitting:
+        prompt = excerpt["phase"] == "eval", excerpt["prompt_id"]
+        ranked.append(((prompt[0], taken[prompt]), place, excerpt))
+        taken[prompt] += 1
+    ranked.sort(key=lambda entry: entry[0])
+    chosen: dict[int, list[Excerpt]] = {}
+    for _, place, excerpt in ranked[:most]:
+        chosen.setdefault(place, []).append(excerpt)
+    return [(groups[place], shown) for place, shown in chosen.items()]
 
 
 def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Console) -> None:
