@@ -11,6 +11,8 @@ from small_run import Restless, Silent, even_digits, read_pictures, small_config
 from whet import api, pictures
 from whet.model.load import tiny_tokenizer
 from whet.pictures import Pictures, by_level, flow, machine, pass_rates, token_rows
+from whet.problems import fingerprint, load_problems
+from whet.report.arms import read_run
 from whet.run import read_metrics, read_rollouts
 from whet.text import Codec
 from whet.types import Group, Prompt, Request, Rollout, Sampling, Trace
@@ -123,7 +125,12 @@ def test_a_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     sets = ("curriculum.name=all", "curriculum.rollouts=6", "curriculum.speed.n_init=2", 'draft.drafters=["suffix"]')
     recipe = small_config(*sets, "rollout.max_tokens=30", "steps=4")
     api.run_recipe(recipe, tmp_path / "a", watcher=Silent(), reward=even_digits, name="mine")
-    assert json.loads((tmp_path / "a" / "machine.json").read_text())["recipe"] == "mine"
+    about = json.loads((tmp_path / "a" / "machine.json").read_text())
+    assert about["recipe"] == "mine"
+    prompts = load_problems(small_config()).evals["held_out"]
+    assert about["prompts"] == {"held_out": fingerprint(prompts)} != {"held_out": fingerprint(prompts[1:])}
+    assert fingerprint(prompts[::-1]) == fingerprint(prompts)
+    assert read_run("a", tmp_path / "a").prompts == about["prompts"]
     drawn, rows = read_pictures(tmp_path / "a"), read_metrics(tmp_path / "a")[1:]
     assert [picture["step"] for picture in drawn] == [1, 2, 3, 4]
     counted = {"asked": "asked", "too_hard": "rejected_hard", "too_easy": "rejected_easy", "trained": "trained"}

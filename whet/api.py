@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet import config, files
 from whet.errors import Collapsed, Lost, Stopped, WhetError
-from whet.problems import JudgeFunction
+from whet.problems import JudgeFunction, fingerprint
 from whet.recipe import dump_config, load_config
 from whet.run import Run, checkpoint_steps, read_metrics, refuse_taken
 from whet.types import Prompt
@@ -151,7 +151,9 @@ def _run_once(
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         device = plan.footprint.device
-        run.describe(machine(machine_of(device).name if device.type == "cuda" else "", gpus, name))
+        prompts = {name: fingerprint(of_set) for name, of_set in plan.problems.evals.items()}
+        about = machine(machine_of(device).name if device.type == "cuda" else "", gpus, name)
+        run.describe({**about, "prompts": prompts})
         for note in plan.notes:
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."

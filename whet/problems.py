@@ -7,6 +7,7 @@ missing judge is found before any weight is loaded.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import os
 import time
@@ -163,6 +164,12 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
 
 def key_of(prompt: Prompt) -> int:
     return problem_key(prompt.text or prompt.messages)
+
+
+def fingerprint(prompts: Iterable[Prompt]) -> str:
+    """A hash of problems and answers in any order, by which `whet compare` knows runs on other problems."""
+    lines = sorted(f"{key_of(prompt)} {prompt.answer!r}" for prompt in prompts)
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def under_name(name: str, prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:

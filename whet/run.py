@@ -98,8 +98,8 @@ class Run(contextlib.AbstractContextManager["Run"]):
         """Append a line to pictures.jsonl (`whet.pictures`)."""
         files.append_line(self.folder / PICTURES, _line({"step": step, **picture}))
 
-    def describe(self, machine: Mapping[str, str]) -> None:
-        """Say once where and by which versions the run was started."""
+    def describe(self, machine: Mapping[str, Any]) -> None:
+        """Say once where, by which versions and with which evaluation prompts the run was started."""
         if not (self.folder / MACHINE).exists():
             files.write_text(self.folder / MACHINE, json.dumps(machine) + "\n")
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from curricula import to_markdown
@@ -120,7 +122,7 @@ def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
     shown.encode()
 
 
-def measured(name: str, *curve: float, seeds: int = 1, size: int = 400, **settings: int) -> Arm:
+def measured(name: str, *curve: float, seeds: int = 1, size: int = 400, **settings: Any) -> Arm:
     """Runs with an evaluation of `size` problems every 100 thousand tokens."""
     key = "eval/held_out/accuracy"
     log = [
@@ -178,6 +180,49 @@ def test_seeds_that_differ_widen_the_interval() -> None:
     assert result.verdicts[0].startswith(
         "b and a do not differ clearly: b reaches 0.60 with 0.67 of the tokens (0.50–1"
     )
+
+
+def on(prompts: str, *curve: float, **settings: Any) -> RunLog:
+    """A run with a hash of its held-out problems, or none if that is empty."""
+    (run,) = measured("run", *curve, **settings).runs
+    return replace(run, prompts={"held_out": prompts} if prompts else {})
+
+
+OWN = {"data.0.path": "/my/data.jsonl", "held_out.size": 200}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        (on("a1", *SLOW), on("a1", *FAST), True),
+        (on("a1", *SLOW), on("b2", *FAST), False),
+        (on("a1", *SLOW, seed=1), on("b2", *FAST, seed=2), True),  # problems that were made with another seed
+        (on("a1", *SLOW, seed=1), on("b2", *FAST, seed=2, **OWN), False),
+        (on("a1", *SLOW), on("a1", *FAST, **OWN), True),  # the same problems from another file
+        (on("", *SLOW), on("", *FAST), True),  # runs of an older version tell by their settings alone
+        (on("", *SLOW, **{"data.0.task": "chain"}), on("", *FAST, **OWN), False),
+        (on("", *SLOW, **{"data.0.weight": 2}), on("", *FAST, **{"data.0.weight": 1}), True),
+    ],
+)
+def test_runs_on_other_problems_are_not_compared(old: RunLog, new: RunLog, alike: bool) -> None:
+    arms = [Arm(name="old", runs=(old,)), Arm(name="new", runs=(new,))]
+    result = compare(arms)
+    cells = [cell for rows in result.costs.values() for cell in rows[1]]
+    assert cells and all(bool(cell.ratio) == alike and (alike or not cell.ratio_range) for cell in cells)
+    assert [end["accuracy"].value for end in result.ends] == ["0.620", "0.620"], "both are shown"
+    assert any("2×" in note for note in result.notes) == alike
+    if not alike:
+        assert result.verdicts == ["old and new are not comparable: their problems differ (held_out)."]
+    else:
+        assert result.verdicts[0].startswith(("new is better than old", "new and old do not differ"))
+
+
+def test_a_benchmark_is_compared_by_its_own_settings() -> None:
+    """What the runs train on may differ where both are evaluated on the same problems."""
+    bench = {"eval.0.name": "held_out", "eval.0.path": "gsm8k", "eval.0.limit": 400, "data.0.path": "a"}
+    for change, alike in (({"data.0.path": "b"}, True), ({"eval.0.every": 5}, True), ({"eval.0.limit": 50}, False)):
+        arms = [Arm(name=n, runs=(on("", *SLOW, **s),)) for n, s in (("a", bench), ("b", bench | change))]
+        assert arms[1].has_problems_of(arms[0], "held_out") == alike
 
 
 def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:

@@ -12,16 +12,17 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from whet.errors import WhetError
 from whet.recipe import read_toml
-from whet.run import CONFIG, METRICS, is_in_use, parse_line
+from whet.run import CONFIG, MACHINE, METRICS, is_in_use, parse_line
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
+PROBLEMS = ("task", "path", "subset", "split", "where", "limit", "options", "size")  # settings that choose problems
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
 
 Folders = Sequence[Path] | Mapping[str, Path]  # run folders, or names with their folders
@@ -119,9 +120,20 @@ class RunLog:
     settings: Mapping[str, Any]  # the resolved recipe, flat: "learn.lr" -> 2e-4
     rows: Sequence[Row]
     damage: str = ""  # a sentence that names the lines of the metrics that cannot be read
+    prompts: Mapping[str, str] = field(default_factory=dict)  # evaluation -> hash of its problems, if it was recorded
 
     def points(self, evaluation: str | None) -> list[Point]:
         return evaluations(self.rows, evaluation) if evaluation is not None else []
+
+    def problem_settings(self, evaluation: str) -> dict[str, Any]:
+        """The settings that choose the problems of an evaluation; a slice that was set aside comes from the data."""
+        own = [key.removesuffix("name") for key, value in self.settings.items() if value == evaluation]
+        prefixes = [key for key in own if key.startswith("eval.")] or ["data.", "held_out."]
+        chosen = {}
+        for key, value in self.settings.items():
+            if key.startswith(tuple(prefixes)) and any(part in PROBLEMS for part in key.split(".")):
+                chosen[key.removeprefix(prefixes[0])] = value
+        return chosen
 
     @property
     def unfinished(self) -> str:
@@ -139,6 +151,24 @@ class RunLog:
 class Arm:
     name: str
     runs: tuple[RunLog, ...]
+
+    def has_problems_of(self, other: Arm, evaluation: str) -> bool:
+        """Whether both were evaluated on the same problems, as far as they tell.
+
+        Generated problems depend on the seed, so hashes of different seeds may differ where the settings are the same.
+        """
+        mine, theirs = self._hashes(evaluation), other._hashes(evaluation)
+        if mine & theirs:
+            return True
+        if {seed for seed, _ in mine} & {seed for seed, _ in theirs}:
+            return False
+        settings = [run.problem_settings(evaluation) for run in (*self.runs, *other.runs)]
+        return all(each == settings[0] for each in settings)
+
+    def _hashes(self, evaluation: str) -> set[tuple[Any, str]]:
+        """(seed, hash of the problems) of the runs that recorded one."""
+        known = [run for run in self.runs if evaluation in run.prompts]
+        return {(run.settings.get("seed"), run.prompts[evaluation]) for run in known}
 
     @property
     def unfinished(self) -> str:
@@ -181,7 +211,9 @@ def read_run(name: str, folder: Path) -> RunLog:
     if len(damaged) > 1:
         damage = f"Line {damaged[0]} and {len(damaged) - 1} more of {METRICS} are damaged and left out."
     known, settings = tuple(row for row in rows if row is not None), flatten(read_toml(folder / CONFIG))
-    return RunLog(name=name, folder=folder, settings=settings, rows=known, damage=damage)
+    prompts = (parse_line(read_bytes(folder / MACHINE)) or {}).get("prompts")
+    hashes = {str(key): str(value) for key, value in prompts.items()} if isinstance(prompts, Mapping) else {}
+    return RunLog(name=name, folder=folder, settings=settings, rows=known, damage=damage, prompts=hashes)
 
 
 def name_runs(folders: Folders) -> dict[str, Path]:

@@ -58,6 +58,7 @@ class Comparison:
     ends: list[dict[str, TableCell]]  # for each arm: column -> cell of the table "How the runs ended"
     unfinished: list[str]  # arms that are not at their end, and how far they have come
     verdicts: list[str]  # a sentence for each arm but the first
+    comparable: bool  # whether some arm was evaluated on the problems of the first
 
     @property
     def notes(self) -> list[str]:
@@ -72,7 +73,7 @@ class Comparison:
             notes.append(f"Values are medians over seeds; {below}.")
             if min(self.seeds) == 1:
                 notes.append("The interval of a single seed knows only its evaluations: another may differ by more.")
-        if len(self.arms) > 1:
+        if self.comparable:
             notes.append(f"2× means half of what {self.arms[0]} took; > and < where a run ended before the level.")
         return notes
 
@@ -93,14 +94,19 @@ def compare(arms: Sequence[Arm]) -> Comparison:
         axis: [[Cost.of(*arm, x, axis) for x in levels] for arm in zip(points, drawn, strict=True)] for axis in AXES
     }
     costs: dict[Axis, list[list[TableCell]]] = {}
+    alike = [evaluation is None or arm.has_problems_of(arms[0], evaluation) for arm in arms]
     for axis, (_, show) in AXES.items():
-        first, *others = measured[axis]
-        costs[axis] = [[cost.cell(None, show) for cost in first]]
-        costs[axis] += [[cost.cell(base, show) for cost, base in zip(row, first, strict=True)] for row in others]
+        costs[axis] = []
+        for place, row in enumerate(measured[axis]):
+            bases = measured[axis][0] if place and alike[place] else [None] * len(row)
+            costs[axis].append([cost.cell(base, show) for cost, base in zip(row, bases, strict=True)])
     ends = [(middle(map(final_accuracy, runs)), draws.finals()) for runs, draws in zip(points, drawn, strict=True)]
     verdicts = []
-    for arm, row, end in zip(arms[1:], measured["tokens"][1:], ends[1:], strict=True):
-        found = _verdict(arms[0], arm, [*zip(levels, measured["tokens"][0], row, strict=True)], ends[0], end)
+    for arm, row, end, same in zip(arms[1:], measured["tokens"][1:], ends[1:], alike[1:], strict=True):
+        pairs = [*zip(levels, measured["tokens"][0], row, strict=True)]
+        found = f"{arms[0].name} and {arm.name} are not comparable: their problems differ ({evaluation})."
+        if same:
+            found = _verdict(arms[0], arm, pairs, ends[0], end)
         verdicts += [found] if found else []
     return Comparison(
         evaluation=evaluation,
@@ -111,6 +117,7 @@ def compare(arms: Sequence[Arm]) -> Comparison:
         ends=[_ends(arm, *end) for arm, end in zip(arms, ends, strict=True)],
         unfinished=[f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished],
         verdicts=verdicts,
+        comparable=any(alike[1:]),
     )
 
 
