@@ -51,13 +51,13 @@ def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
     assert at_half == [
         TableCell("150k", "", "100k–200k"),  # of two seeds a draw holds either alone or both
         TableCell("50k", "3.0×", "", "2.0–4.0×"),
-        TableCell("never", "<0.38×", "by 400k"),  # 150 / 400 at most
+        TableCell("never", "<0.38×", "spent 400k"),  # 150 / 400 at most
     ]
     at_most = [row[4] for row in result.costs["seconds"]]
     assert at_most == [
-        TableCell(">35s", "", "30s–never"),  # the median of 30 and more than 40
+        TableCell(">35s", "", "≥30s"),  # the median of 30 and more than 40
         TableCell("10s", ">3.3×", "10s–11s", ">2.7×"),  # 30 / 11
-        TableCell("never", "", "by 40s"),  # neither is known, so no ratio
+        TableCell("never", "", "spent 40s"),  # neither is known, so no ratio
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_seed_that_ended_early_is_no_lower_end_of_the_range(save_run: Callable
     short = save_run("a-seed1", rows((0, 0.2), (100, 0.4)))
     result = compare(read_arms([long, short]))
     assert result.levels[-1] == 0.6
-    assert result.costs["tokens"][0][-1] == TableCell(">200k", "", "300k–never")  # the median of 300 and more than 100
+    assert result.costs["tokens"][0][-1] == TableCell(">200k", "", "≥300k")  # the median of 300 and more than 100
 
 
 def test_ends_by_hand(save_run: Callable[..., Path]) -> None:
@@ -90,10 +90,42 @@ def test_the_terminal_shows_all_arms_at_80_columns(save_run: Callable[..., Path]
     console = Console(file=io.StringIO(), width=80)
     console.print(compare_table(three_arms(save_run)))
     shown = console.file.getvalue()
-    for word in ("uniform", "speed", "lazy", "0.55", "3.0×", "never", "by 400k", "two consecutive"):
+    for word in ("uniform", "speed", "lazy", "0.55", "3.0×", "never", "spent 400k", "two evaluations in"):
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("seconds", [1, 777])
+def test_no_number_is_cut_at_80_columns(save_run: Callable[..., Path], seconds: int) -> None:
+    """Long names and ten-digit costs: a number without its end would be another number."""
+    levels = [(k, round(0.31 + 0.05 * k, 2)) for k in range(8)]
+    folders = []
+    for name, pace, seeds in (("a-rather-long-name-of-an-arm", 13_371, 3), ("another-name-that-is-long", 17_777, 3)):
+        for seed in range(seeds):
+            log = rows(*[(k * (pace + 913 * seed), a) for k, a in [*levels, (8, 0.66)]])
+            stretched = [{**row, "time_s": row["time_s"] * seconds} for row in log]
+            folders.append(save_run(f"{name}-seed{seed}", stretched, seed=seed))
+    result = compare(read_arms(folders))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(compare_table(folders))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for _, _, cells in result.tables():
+        for cell in (cell for row in cells for cell in row):
+            for words in (cell.value, cell.ratio, cell.range, cell.ratio_range):
+                assert words in shown
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_only_a_sure_gain_is_green() -> None:
+    """A bound such as ">0.11x" tells nothing: the arm may be cheaper or dearer."""
+    slow, fast, late = (measured(name, *c, size=100_000) for name, c in (("s", SLOW), ("f", FAST), ("l", FELL)))
+    assert [c.better for c in compare([slow, fast]).costs["tokens"][1]][-1] == 1
+    assert [c.better for c in compare([fast, slow]).costs["tokens"][1]][-1] == -1
+    assert {c.better for c in compare([fast, late]).costs["tokens"][1]} == {0}
+    short = measured("short", *FAST[:2], size=100_000)
+    bounds = [c for c in compare([short, slow]).costs["tokens"][1] if c.ratio.startswith(">")]
+    assert bounds and not any(c.better for c in bounds)
 
 
 def test_markdown_holds_the_same_cells(save_run: Callable[..., Path]) -> None:
@@ -101,7 +133,7 @@ def test_markdown_holds_the_same_cells(save_run: Callable[..., Path]) -> None:
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert tables[5] == "| Tokens to accuracy | 0.30 | 0.40 | 0.50 | 0.55 | 0.60 |"
     assert tables[8].split(" | ")[3] == "50k **3.0×**"
-    assert tables[9].split(" | ")[3] == "never **<0.38×** (by 400k)"
+    assert tables[9].split(" | ")[3] == "never **<0.38×** (spent 400k)"
     assert {line.count("|") for line in tables[5:]} == {7}
 
 

@@ -111,7 +111,14 @@ def test_the_policy_names_every_script_and_style_and_nothing_else(arms: list[Pat
 def test_without_a_script_the_numbers_are_tables(arms: list[Path], tmp_path: Path) -> None:
     outline = written(tmp_path / "page.html", arms)
     assert "noscript" in outline.tags and outline.tags.count("table") > 6
-    for word in ("uniform-seed0", "How the runs ended", "Tokens to accuracy", "Learning: +", "two consecutive", "960k"):
+    for word in (
+        "uniform-seed0",
+        "How the runs ended",
+        "Tokens to accuracy",
+        "Learning: +",
+        "two evaluations in a row",
+        "960k",
+    ):
         assert word in outline.text
     single = written(tmp_path / "page.html", arms[:1], title="One <run>").text
     assert "One <run>" in single and "×" not in single  # there is nothing to compare with

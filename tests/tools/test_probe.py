@@ -219,6 +219,15 @@ def test_only_some_screens_and_the_cheapest_get_a_line() -> None:
     assert sorted(lines) == sorted({2, 3, 4, 6, 8, 12, 16, best.screen})
 
 
+def test_a_price_is_a_share_of_that_of_uniform() -> None:
+    """Below 1 is cheaper; "cheaper by 0.95" was read both ways."""
+    report = drawn_report(RATES["hard"], 8, 16)
+    (cures,) = (each for each in report.spendings if each.curriculum == "cures")
+    line = next(line for line in shown(report).splitlines() if line.startswith("cures"))
+    assert "of uniform's" in shown(report) and "cheaper by" not in shown(report)
+    assert f"{1 / cures.saving.value:.2f} ({1 / cures.saving.high:.2f}–{1 / cures.saving.low:.2f})" in line
+
+
 def test_says_what_the_report_says() -> None:
     report = drawn_report(RATES["hard"], 8, 16)
     text = shown(report)

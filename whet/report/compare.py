@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean, median
 from typing import Any, Self
 
@@ -28,8 +29,8 @@ from whet.text import printable
 Show = Callable[[float | None], str]
 
 RULE = (
-    "A level is reached at the first of two consecutive evaluations at or above it, so no cost is known finer than the "
-    "evaluations are apart. Tokens are those generated for training; time leaves evaluation and saving out."
+    "A level counts as reached when two evaluations in a row are at or above it. Costs are only as exact as the gaps "
+    "between evaluations. Tokens are those generated for training; time leaves evaluation and saving out."
 )
 AXES: dict[Axis, tuple[str, Show]] = {
     "tokens": ("Tokens to accuracy", formats.count),
@@ -46,6 +47,7 @@ class TableCell:
     ratio: str = ""
     range: str = ""
     ratio_range: str = ""
+    better: int = field(default=0, compare=False)  # than the baseline: 1 if surely cheaper, -1 if surely dearer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +69,19 @@ class Comparison:
         if self.evaluation is None:
             notes.append("The runs have no evaluation in common by which they could be compared.")
         else:
-            below = (
-                "below costs and accuracies stand 95% intervals of a bootstrap, below the rest the range of the seeds"
-            )
-            notes.append(f"Values are medians over seeds; {below}.")
+            below = "Below it: the 95% interval (costs, accuracy) or the range (the rest)."
+            notes.append(f"Each value is the median over seeds. {below}")
             if min(self.seeds) == 1:
-                notes.append("The interval of a single seed knows only its evaluations: another may differ by more.")
+                notes.append("With one seed the interval ignores chance between seeds.")
         if self.comparable:
-            notes.append(f"2× means half of what {self.arms[0]} took; > and < where a run ended before the level.")
+            notes.append(f"2× means half of what {self.arms[0]} took, 0.5× twice as much.")
+        if any(">" in words or "<" in words or "≥" in words for words in self._shown()):
+            notes.append("Where a run ended before the level, > and < are bounds and ≥ is an interval without an end.")
         return notes
+
+    def _shown(self) -> Iterator[str]:
+        for cell in chain.from_iterable(chain.from_iterable(self.costs.values())):
+            yield from (cell.value, cell.ratio, cell.range)
 
     def tables(self) -> Iterator[tuple[str, list[str], list[list[TableCell]]]]:
         """(title, heads, a row of cells for each arm): how the runs ended, then tokens and time to each level."""
@@ -152,11 +158,19 @@ class Cost:
         ratio = formats.times(saving(baseline.middle, self.middle)) if baseline is not None else ""
         if not any(seed.known for seed in self.seeds):
             spent = min(seed.low for seed in self.seeds)
-            return TableCell("never", ratio if ratio != formats.MISSING else "", f"by {show(spent)}" if spent else "")
+            limit = saving(baseline.middle, self.middle).high if baseline is not None else math.inf
+            words = f"spent {show(spent)}" if spent else ""
+            return TableCell("never", ratio if ratio != formats.MISSING else "", words, better=-(limit < 1))
         value = show(self.middle.low) if self.middle.known else f">{show(self.middle.low)}"
-        low, high = (show(end) if math.isfinite(end) else "never" for end in middle_95(self.draws))
-        spread = formats.times_range(self.saving(baseline)) if baseline is not None else ""
-        return TableCell(value, ratio, f"{low}–{high}" if low != high else "", spread)
+        low, high = middle_95(self.draws)
+        between = f"{show(low)}–{show(high)}" if math.isfinite(high) else f"≥{show(low)}"
+        between = between if show(low) != show(high) and math.isfinite(low) else ""
+        if baseline is None:
+            return TableCell(value, range=between)
+        gain = self.saving(baseline)
+        better = (gain.low > 1) - (gain.high < 1)
+        spread = formats.times_range(gain)
+        return TableCell(value, ratio, between, spread if spread != ratio else "", better)
 
 
 End = tuple[float | None, np.ndarray]  # an arm's final accuracy, and its draws
@@ -235,10 +249,12 @@ def compare_table(folders: Folders) -> Group:
     result = compare(arms)
     parts: list[Table | Text] = []
     for title, heads, rows in result.tables():
-        table = _plain_table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
-        table.add_column("", no_wrap=True, overflow="ellipsis", min_width=8)
+        table = _plain_table(
+            title=Text(title, style="bold"), title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
+        )
+        table.add_column("", overflow="fold", min_width=8)  # names give way first: a cut number would be another
         for head in heads:
-            table.add_column(Text(head), no_wrap=True)
+            table.add_column(Text(head), no_wrap=True, overflow="fold")
         for name, row in zip(result.arms, rows, strict=True):
             table.add_row(Text(printable(name, one_line=True), style="bold"), *map(_rich_cell, row))
         parts += [table, Text("")]
@@ -253,10 +269,9 @@ def _plain_table(**options: Any) -> Table:
 
 
 def _rich_cell(cell: TableCell) -> Text:
-    text = Text(cell.value)
-    text.append(f" {cell.ratio}" if cell.ratio else "", style="cyan")
-    text.append(f"\n{cell.range}" if cell.range else "", style="dim")
-    return text.append(f"\n{cell.ratio_range}" if cell.ratio_range else "", style="dim cyan")
+    colour = ("", "green", "red")[cell.better]
+    lines = [(cell.value, ""), (cell.range, "dim"), (cell.ratio, colour), (cell.ratio_range, f"dim {colour}".strip())]
+    return Text("\n").join(Text(words, style=style) for words, style in lines if words)
 
 
 # ---- one evaluation

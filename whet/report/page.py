@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from whet import files
 from whet.report import formats
@@ -90,10 +91,15 @@ def without_script(page: Data) -> Html:
         parts += [tag("h2", chapter["title"]), *(tag("p", note) for note in notes if note)]
         parts += [_headlines(chapter["runs"]), *(_evaluations(run) for run in chapter["runs"])]
         for table in chapter["compare"]["tables"]:
-            rows = [[row[0], *(" ".join(filter(None, cell.values())) for cell in row[1:])] for row in table["rows"]]
+            rows = [[row[0], *map(_cell_words, row[1:])] for row in table["rows"]]
             parts.append(_table(["", *table["heads"]], rows, table["title"]))
         parts += [tag("p", note) for note in chapter["compare"]["verdicts"] + chapter["compare"]["notes"]]
     return tag("noscript", *parts)
+
+
+def _cell_words(cell: Mapping[str, Any]) -> str:
+    parts = (cell.get(name, "") for name in ("value", "ratio", "range", "ratio_range"))
+    return " ".join(part for part in parts if part)
 
 
 def _headlines(runs: Sequence[Data]) -> Html:

@@ -340,7 +340,11 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     def number(value: float) -> str:
         return formats.count(value) if math.isfinite(value) else "∞"
 
-    prices = _table("<", "prompts", "rollouts", "trained", "tokens", "cheaper by")
+    def of_uniform(saving: float) -> str:
+        """The tokens as a share of uniform's: below 1 is cheaper."""
+        return f"{1 / saving:.2f}" if saving > 0 else "∞"
+
+    prices = _table("<", "prompts", "rollouts", "trained", "tokens", "of uniform's")
     best = forecast.cheapest(report.spendings)
     for price in report.spendings:
         if not price.screen or price is best or price.screen in SCREENS:
@@ -349,7 +353,9 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
             cells = [number(x.value) for x in (price.prompts, price.rollouts, price.trained)]
             cells.append(_range(price.tokens, number))
             if (price.screen or price.curriculum == "cures") and math.isfinite(price.tokens.value):
-                cells.append(f"{price.saving.value:.2f}× ({price.saving.low:.2f}–{price.saving.high:.2f})")
+                cells.append(
+                    f"{of_uniform(price.saving.value)} ({of_uniform(price.saving.high)}–{of_uniform(price.saving.low)})"
+                )
             prices.add_row(name, *cells, style="bold" if price is best else "")
     yield f"What a mixed group of {report.group} takes (speed by N_init, cures in two passes)", prices
 
