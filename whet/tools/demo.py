@@ -1,7 +1,7 @@
 """Runs `whet demo`: from a stored base, uniform prompts beside the curricula, on a CPU, on two mixes of difficulty.
 
-It ends with a small table for each mix, one sentence made of its numbers, and the page. Nothing is claimed beforehand:
-a method that loses is said to lose, whatever the mix was meant to show. The settings are in demo.toml, `experiment`
+It ends with a small table and a sentence for each mix, and the page. Nothing is claimed beforehand: a method that loses
+is said to lose, whatever the mix was meant to show. The settings are in demo.toml, `experiment`
 runs the arms, and benchmarks/demo_seeds.py calls the sentences on several runs per arm.
 
 The base lies beside this file, so that every machine starts from the same weights: trained anew, it came out at 0.31 on
@@ -262,15 +262,33 @@ def mix_table(mix: str, arms: Sequence[Arm], target: float) -> Table:
 
 
 def conclude(arms: Mapping[str, Sequence[Arm]], targets: Mapping[str, float]) -> str:
-    """One sentence: what the last arm of each mix did, beside the share of informative prompts."""
-    each = []
+    """A plain sentence for each mix: what the target cost the last arm, and what it cost plain sampling."""
+    said = []
     for mix, of_mix in arms.items():
-        (share, _), outcomes = count_informative(of_mix), find_outcomes(of_mix, targets[mix])
-        if share and outcomes:
-            shown = outcomes[-1]
-            paid = "paid" if shown.paid else "did not pay"
-            each.append(f"{shown.arm} {paid} in the mix {mix}, where {share} of uniform's prompts taught it: {shown}")
-    return "; ".join(each) + "." if each else "No arm came to its end, so there is nothing to conclude."
+        outcomes = find_outcomes(of_mix, targets[mix])
+        if outcomes:
+            where = f" in the mix {mix}" if len(arms) > 1 else ""
+            said.append(_verdict(outcomes[-1], where))
+    return " ".join(said) if said else "No arm came to its end, so there is nothing to conclude."
+
+
+def _verdict(found: Outcome, where: str) -> str:
+    """By how the arm and uniform came to the target, and where they ended if the costs do not decide."""
+    arm, target, rival = f"`{found.arm}`", f"{found.target:.0%}", spent(found.rival_tokens)
+    reached, rival_reached = math.isfinite(found.tokens.high), math.isfinite(found.rival_tokens.high)
+    end = f"it ended at {found.end:.0%}, plain sampling at {found.rival_end:.0%}"
+    if not reached and not rival_reached:
+        return f"Neither {arm} nor plain sampling reached {target}{where}; {end}."
+    if not reached:
+        limit = formats.count(found.tokens.low)
+        return f"With {arm} the model did not reach {target}{where} in {limit} tokens; plain sampling needed {rival}."
+    words = f"With {arm} the model reached {target}{where} after {spent(found.tokens)} tokens; "
+    words += f"plain sampling needed {rival}"
+    if found.paid:
+        return f"{words}."
+    doubts = [] if found.verdict == "cheaper" else ["nothing was saved"]
+    doubts += [end] if found.end_verdict != "no clear difference" else []
+    return f"{words}: {' and '.join(doubts)}."
 
 
 def describe_elicited(mix: str, arms: Sequence[Arm]) -> str:
