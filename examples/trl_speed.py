@@ -52,8 +52,12 @@ def main() -> None:
     )
     trainer.train()
     spent, trained = trainer.course.rollouts, 4 * config.max_steps
+    # One prompt in six has a signal, so stock GRPO would ask six groups for each one that teaches.
+    plain = config.num_generations * len(SHARES) / sum(0 < share < len(LETTERS) for share in SHARES)
     print(
-        f"{trained} groups trained, all with signal, from {spent} rollouts: {spent / trained:.1f} rollouts per group."
+        f"{trained} groups trained, all with signal, from {spent} rollouts: {spent / trained:.1f} rollouts per group. "
+        f"Stock GRPO needs about {plain:.0f} for each group with signal. The reward that TRL logs is the mean of the "
+        "prompts that were trained: always solved ones are left out, so it says little about progress."
     )
 
 
