@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+MOST = 10**12  # larger whole numbers are slips of the keyboard
 HELD_OUT = "held_out"  # name of the evaluation set that chooses the best checkpoint
 # The settings that `whet list` shows; `whet list --all` shows every one.
 _EVERYDAY = """
@@ -31,6 +32,18 @@ EVERYDAY = frozenset(_EVERYDAY.split())
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plausible_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kind = cls.model_fields[info.field_name or ""].annotation
+            kinds = {kind, *getattr(kind, "__args__", ())}
+            if kinds & {int, float}:  # pydantic would read true as 1
+                raise ValueError("it must be a number, not true or false")
+        elif isinstance(value, int) and abs(value) > MOST:
+            raise ValueError(f"no run needs a number beyond {MOST:,}")
+        return value
 
 
 class Lora(Section):
@@ -404,7 +417,7 @@ class Cluster(Section):
 class Config(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """All other seeds derive from this one."""
-    steps: int = Field(100, ge=0)
+    steps: int = Field(100, ge=0, le=10_000_000)
     """The run makes at most this many optimiser updates."""
     token_budget: int = Field(0, ge=0)
     """The run stops after the step that passes this many generated tokens; 0 sets no limit."""

@@ -6,18 +6,81 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from whet.config import Config, Section
 from whet.errors import WhetError
+
+# Settings and flags of whet, each with the names that TRL, verl and OpenRLHF have for them.
+OTHER_NAMES = {
+    "--gpus": "n_gpus_per_node nproc_per_node num_processes actor_num_gpus_per_node",
+    "--log": "report_to use_wandb",
+    "--out": "output_dir default_local_dir save_path ckpt_path",
+    "curriculum.groups": "batch_size train_batch_size per_device_train_batch_size rollout_batch_size",
+    "curriculum.rollouts": "num_generations n n_samples_per_prompt group_size",
+    "data.columns": "input_key label_key prompt_key",
+    "data.path": "dataset_name train_files prompt_data",
+    "eval.path": "val_files eval_dataset",
+    "held_out.every": "eval_steps test_freq eval_every",
+    "learn.aggregate": "loss_agg_mode",
+    "learn.checkpoint_activations": "gradient_checkpointing enable_gradient_checkpointing",
+    "learn.clip_high": "epsilon_high clip_ratio_high eps_clip clip_ratio",
+    "learn.clip_low": "epsilon clip_ratio_low",
+    "learn.entropy_coef": "entropy_coeff entropy_loss_coef",
+    "learn.estimator": "adv_estimator advantage_estimator loss_type",
+    "learn.grad_clip": "max_grad_norm max_norm",
+    "learn.kl_coef": "beta kl_loss_coef init_kl_coef",
+    "learn.lr": "learning_rate actor_learning_rate lr",
+    "learn.minibatches": "ppo_mini_batch_size steps_per_generation",
+    "learn.pack_tokens": "gradient_accumulation_steps micro_train_batch_size micro_batch_size"
+    " ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
+    "learn.schedule": "lr_scheduler_type lr_scheduler",
+    "learn.shard": "deepspeed zero_stage fsdp fsdp_config",
+    "learn.updates": "num_iterations ppo_epochs max_epochs",
+    "learn.warmup": "warmup_steps lr_warmup_steps",
+    "model.dtype": "bf16 fp16 torch_dtype",
+    "model.lora.rank": "lora_rank lora_r use_peft",
+    "model.name": "model_name_or_path model_name pretrain",
+    "rollout.engine": "use_vllm",
+    "rollout.max_tokens": "max_completion_length max_response_length max_new_tokens generate_max_len",
+    "save.every": "save_steps save_freq",
+    "save.keep": "save_total_limit max_ckpt_num",
+    "steps": "max_steps epochs num_train_epochs total_epochs num_episodes total_training_steps",
+    "text.max_prompt": "max_prompt_length prompt_max_len",
+}
+# What pydantic found wrong -> what the value must be; {words} come from the error's context.
+MUST_BE = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt:,.10g}",
+    "greater_than_equal": "at least {ge:,.10g}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt:,.10g}",
+    "less_than_equal": "at most {le:,.10g}",
+    "literal_error": "{expected}",
+    "model_type": "a table",
+    "string_too_short": "a text that is not empty",
+    "string_type": "a text in quotes",
+    "tuple_type": "a list",
+}
+# Lists of tables ([[data]], ...), each with the setting that comes first in an entry.
+TABLES = {"data": "path", "eval": "path", "reward": "name", "warm_start": "steps", "stages": "max_tokens"}
 
 
 def override(tree: dict[str, Any], item: str) -> None:
@@ -114,29 +177,54 @@ def dump_config(config: Config) -> str:
 
 def _one_sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        *parents, last = (str(part) for part in first["loc"])
-        return f'There is no setting "{where}"{_nearest(parents, last)}'
-    message = first["msg"].removeprefix("Value error, ")
+    value, kind = first["input"], first["type"]
+    loc = [str(part) for part in first["loc"]]
+    where = ".".join(loc)
+    said = first["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return f'There is no setting "{where}"{_nearest(loc, value)}'
+    if kind == "missing":
+        return f"{where} is missing."
     if not where:
-        return f"{message}."
-    if isinstance(first["input"], Mapping):  # settings of this table contradict each other
-        return f"{where}: {message}."
-    return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
+        return f"{said}."
+    if kind == "model_type" and isinstance(value, list):
+        return f"There is only one {where}: write [{where}], not [[{where}]]."
+    if kind == "value_error" and isinstance(value, Mapping):  # its settings contradict each other
+        return f"{where}: {said}."
+    if kind == "tuple_type" and loc[-1] in TABLES:
+        said = f"write [[{where}]], and {TABLES[loc[-1]]} = ... below it"
+    elif kind == "model_type":
+        header = f"[[{'.'.join(loc[:-1])}]]" if loc[-1].isdigit() else f"[{where}]"
+        said = f"write {header}, and its settings below it"
+    elif kind in MUST_BE:
+        said = "it must be " + MUST_BE[kind].format(**first.get("ctx", {}))
+    shown = str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
+    return f"{where} = {shown} is wrong: {said[0].lower()}{said[1:]}."
 
 
-def _nearest(parents: list[str], last: str) -> str:
-    """Name the closest key of the same section, else of any section, else list the section's keys."""
+def _nearest(loc: list[str], value: Any) -> str:
+    """Name the closest key of the same section, else the setting that another trainer calls so, else the closest key
+    of any section; else list the section's keys."""
+    *parents, last = loc
     keys = [name for name, _, _ in describe()]
     prefix = "".join(f"{p}." for p in parents if not p.isdigit())
-    siblings = {key.removeprefix(prefix).split(".")[0]: key for key in keys if key.startswith(prefix)}
+    siblings = {key.removeprefix(prefix).split(".")[0] for key in keys if key.startswith(prefix)}
+    inner = last
+    while isinstance(value, Mapping) and len(value) == 1:  # of verl's actor.optim.lr the end tells most
+        ((inner, value),) = value.items()
+    theirs = [name for name, others in OTHER_NAMES.items() if inner in others.split()]
     leaves = {key.rsplit(".", 1)[-1]: key for key in keys}
-    for cutoff, names in ((0.5, siblings), (0.6, leaves)):
-        near = difflib.get_close_matches(last, names, n=1, cutoff=cutoff)
-        if near:
-            return f'; did you mean "{prefix + near[0] if names is siblings else names[near[0]]}"?'
-    return f"; known are {', '.join(sorted(siblings))}."
+    if typo := difflib.get_close_matches(last, siblings, n=1, cutoff=0.75):
+        near = prefix + typo[0]
+    elif theirs:
+        near = theirs[0]
+    elif like := difflib.get_close_matches(last, siblings, n=1, cutoff=0.5):
+        near = prefix + like[0]
+    elif like := difflib.get_close_matches(last, leaves, n=1, cutoff=0.6):
+        near = leaves[like[0]]
+    else:
+        return f"; known are {', '.join(sorted(siblings))}."
+    return f'; did you mean "{near}"?'
 
 
 def describe(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
@@ -148,7 +236,14 @@ def describe(section: type[Section] = Config, prefix: str = "") -> list[tuple[st
         if inner is not None:
             rows += describe(inner, f"{prefix}{name}.")
         else:
-            rows.append(
-                (prefix + name, "required" if info.is_required() else repr(info.default), info.description or "")
-            )
+            default = "required" if info.is_required() else repr(info.default)
+            rows.append((prefix + name, default, (info.description or "") + _values(info)))
     return rows
+
+
+def _values(info: FieldInfo) -> str:
+    """The values of a setting that takes a few words, unless its meaning names them all."""
+    words = [word for word in get_args(info.annotation) if isinstance(word, str) and word]
+    if all(word in (info.description or "") for word in words):
+        return ""
+    return f" Values: {', '.join(words)}."
