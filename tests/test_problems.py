@@ -28,9 +28,9 @@ def file(tmp_path):
 
 
 def test_a_slice_is_set_aside(file) -> None:
-    problems = load(data={"path": file(words(0, 300))}, held_out={"size": 20})
+    problems = load(data={"path": file(words(0, 600))}, held_out={"size": 50})
     held = problems.evals["held_out"]
-    assert len(held) == 20 and len(problems.train) == 280 and problems.shares == ((280, 1.0),)
+    assert len(held) == 50 and len(problems.train) == 550 and problems.shares == ((550, 1.0),)
     assert all(p.id.startswith("eval:held_out:") and problems.lookup(p.id) is p for p in held)
     assert not {p.text for p in held} & set(problems.train.problems)
     assert {p.id.removeprefix("eval:held_out:") for p in held}.isdisjoint(problems.train.ids)
@@ -71,7 +71,23 @@ def test_repeats_leave_with_the_problem(file) -> None:
     held = {key_of(p) for p in problems.evals["held_out"]}
     assert len(held) == len(problems.evals["held_out"]) == 20
     assert len(problems.train) == 360 and not held & {key_of(p) for p in problems.train}
-    assert problems.notes == ("180 of the 360 training rows repeat a problem; each counts as a prompt of its own.",)
+    assert problems.notes == (
+        "20 more training rows repeat one of the 20 held-out problems, so they are left out of training, too.",
+        "With 20 problems, the accuracy on held_out may be off by 22 points; 50 or more would choose the best "
+        "checkpoint better.",
+        "180 of the 360 training rows repeat a problem; each counts as a prompt of its own.",
+    )
+
+
+def test_few_held_out_problems_are_told(file) -> None:
+    """Also where they are an evaluation set of the recipe; 50 are enough."""
+    path = file(words(0, 300))
+    for count, warned in ((49, 1), (50, 0)):
+        own = file(words(500, 500 + count), f"e{count}.jsonl")
+        notes = load(data={"path": path}, eval={"path": own, "name": "held_out"}).notes
+        assert sum(note.startswith(f"With {count} problems, the accuracy on held_out") for note in notes) == warned
+    other = load(data={"path": path}, eval={"path": file(words(500, 510), "e.jsonl")}, held_out={"size": 0})
+    assert other.notes == (), "another set chooses nothing"
 
 
 def test_too_few_for_a_slice(file) -> None:
@@ -84,9 +100,9 @@ def test_too_few_for_a_slice(file) -> None:
 def test_no_slice_where_none_is_wanted(file) -> None:
     path = file(words(0, 200))
     none = load(data={"path": path}, held_out={"size": 0})
-    own = load(data={"path": path}, eval={"path": file(words(500, 510), "e.jsonl"), "name": "held_out"})
+    own = load(data={"path": path}, eval={"path": file(words(500, 560), "e.jsonl"), "name": "held_out"})
     assert len(none.train) == len(own.train) == 200 and none.notes == own.notes == ()
-    assert none.evals == {} and len(own.evals["held_out"]) == 10
+    assert none.evals == {} and len(own.evals["held_out"]) == 60
 
 
 def test_a_task_that_makes_its_problems_is_sliced_too() -> None:
@@ -154,8 +170,10 @@ def test_reward_terms_are_in_the_judgement(file) -> None:
 
 
 def test_left_out_rows_are_told(file) -> None:
-    problems = load(data={"path": file([*words(0, 120), {"prompt": "a", "answer": None}])})
-    assert len(problems.notes) == 1 and problems.notes[0].startswith("1 of the 121 rows")
+    blank = [{"prompt": "a", "answer": answer} for answer in (None, "", float("nan"))]
+    problems = load(data={"path": file([*words(0, 500), *blank])})
+    (note,) = problems.notes
+    assert note.startswith("3 of the 503 rows") and "no answer (empty, null or NaN): left out." in note
 
 
 def test_short_names_are_found_in_the_data_folder(tmp_path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import os
 import time
 from array import array
@@ -37,6 +38,7 @@ Evals = Mapping[str, tuple[Prompt, ...]]
 JudgeFunction = Callable[[Prompt, str], float]
 BATCH = 1024  # prompts tokenised per call, a quarter of the time that they take one by one
 FEWEST = 10  # problems: a smaller slice would be all noise
+FEW = 50  # problems: with fewer, the best checkpoint is chosen by luck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,9 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
     by_id = {p.id: p for prompts in evals.values() for p in prompts}
     if (clash := next((i for i in by_id if i in train), None)) is not None:
         raise WhetError(f'The training id "{clash}" is reserved for evaluation; rename it.')
-    notes += overlap_notes([(keys[row], table.answers[row]) for row in kept], evals, any(e.path for e in settings.data))
+    read_from_files = any(entry.path for entry in settings.data)
+    notes += held_out_notes(evals.get(HELD_OUT, ()), len(table) - len(train) if held and read_from_files else 0)
+    notes += overlap_notes([(keys[row], table.answers[row]) for row in kept], evals, read_from_files)
     sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0)
     return Problems(
         train=train,
@@ -188,6 +192,19 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     problems = set(keys)
     count = min(size, len(problems) // 10)
     return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
+
+
+def held_out_notes(prompts: Sequence[Prompt], left: int) -> list[str]:
+    """Sentences on the set that chooses the best checkpoint; `left`: the rows that left the training data for it."""
+    notes = []
+    if left > len(prompts):
+        rows = f"{left - len(prompts):,} more training rows repeat one of the {len(prompts):,} held-out problems"
+        notes.append(f"{rows}, so they are left out of training, too.")
+    if 0 < len(prompts) < FEW:
+        points = 196 * math.sqrt(0.25 / len(prompts))  # 95%, at an accuracy of one half
+        few = f"With {len(prompts)} problems, the accuracy on {HELD_OUT} may be off by {points:.0f} points"
+        notes.append(f"{few}; {FEW} or more would choose the best checkpoint better.")
+    return notes
 
 
 def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> list[str]:

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -199,3 +200,30 @@ def test_bad_files(tmp_path) -> None:
 def test_a_byte_order_mark_is_no_problem(tmp_path) -> None:
     (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"a": "b"}\r\n')
     assert columns(read_file(tmp_path / "bom.jsonl")) == {"a": ["b"]}
+
+
+def test_what_has_no_end_is_refused(tmp_path) -> None:
+    """A pipe, which nobody writes to, and a device that never ends."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    sentence = "FILE is a device or a pipe, not a file; write its content to a file first."
+    assert refused(tmp_path / "pipe.jsonl") == refused(Path("/dev/zero")) == sentence
+
+
+@pytest.mark.parametrize(("name", "argument"), [("a.csv", ""), ("a.CSV", ""), ("a.tsv", ', sep="\\t"')])
+def test_csv_is_refused_with_the_way_to_convert_it(tmp_path, monkeypatch, name, argument) -> None:
+    """The way is the one that works."""
+    pandas = pytest.importorskip("pandas")
+    separator = "\t" if argument else ","
+    write(tmp_path / name, f"prompt{separator}answer\n1+1={separator}2\n")
+    command = f'pandas.read_csv("{name}"{argument}).to_json("a.jsonl", orient="records", lines=True)'
+    sentence = f"FILE is CSV, but whet reads JSONL, JSON and parquet; in Python, {command} converts it."
+    assert refused(tmp_path / name) == sentence
+    monkeypatch.chdir(tmp_path)
+    eval(command, {"pandas": pandas})
+    assert columns(read_file(tmp_path / "a.jsonl")) == {"prompt": ["1+1="], "answer": [2]}
+
+
+def test_a_file_of_an_unknown_kind_names_the_known_ones(tmp_path) -> None:
+    said = refused(write(tmp_path / "a.txt", "prompt: answer\n"))
+    assert said.startswith("FILE, line 1 is not JSON: ") and said.endswith("; whet reads JSONL, JSON and parquet.")
+    assert read_file(write(tmp_path / "b.txt", '{"a": 1}\n')).rows == 1

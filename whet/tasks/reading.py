@@ -28,6 +28,7 @@ from whet.tasks.base import did_you_mean
 
 VARIABLE = "WHET_DATA"
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
+CSV = {".csv": "", ".tsv": ', sep="\\t"'}  # files that pandas converts, and the argument that it needs
 MOST_COLUMNS = 256  # further keys of JSON objects are ignored: they are data of another kind
 EVAL_SPLITS = ("test", "eval", "validation", "val", "dev")
 SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
@@ -80,7 +81,7 @@ def open_data(entry: config.ProblemSettings, folder: str = "") -> tuple[Sheet, d
     if entry.path in NAMES:
         return _open_known(entry, folder)
     path, words = Path(entry.path).expanduser(), split_words(entry.split, isinstance(entry, config.Eval))
-    if path.exists() or path.name.endswith(SUFFIXES) or not _HUB_NAME.fullmatch(entry.path):
+    if path.exists() or path.name.endswith((*SUFFIXES, *CSV)) or not _HUB_NAME.fullmatch(entry.path):
         if not path.exists() and "/" not in entry.path and not path.suffix:
             near = did_you_mean(entry.path, NAMES)
             raise WhetError(f'There is no file or short name "{entry.path}" (a hub name is owner/name){near}')
@@ -167,6 +168,7 @@ def read_path(path: Path, splits: Sequence[str]) -> Sheet:
 
 
 def read_file(path: Path) -> Sheet:
+    _refuse_unreadable(path)
     try:
         if path.name.endswith(".parquet"):
             parquet, arrow = (need(module, f"Reading {path}") for module in ("pyarrow.parquet", "pyarrow"))
@@ -189,6 +191,18 @@ def read_file(path: Path) -> Sheet:
         raise WhetError(f"{path} is not UTF-8 text.") from None
     except (OSError, EOFError) as error:
         raise WhetError(f"The data file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Refuse what has no end or can be read only once, since a resumed run reads its data again; and CSV."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise WhetError(f"{path} is a device or a pipe, not a file; write its content to a file first.")
+    if path.suffix.lower() in CSV:
+        read = f'pandas.read_csv("{path.name}"{CSV[path.suffix.lower()]})'
+        convert = f'{read}.to_json("{path.stem}.jsonl", orient="records", lines=True)'
+        raise WhetError(f"{path} is CSV, but whet reads JSONL, JSON and parquet; in Python, {convert} converts it.")
 
 
 def read_hub(name: str, subset: str, split: str, splits: Sequence[str]) -> Sheet:
@@ -296,7 +310,8 @@ def _parse(text: str, path: Path, line: int = 0) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"column {error.colno}" if line else f"line {error.lineno}, column {error.colno}"
-        raise WhetError(f"{where} is not JSON: {error.msg} at {place}.") from None
+        known = "" if path.name.endswith(SUFFIXES) else "; whet reads JSONL, JSON and parquet"
+        raise WhetError(f"{where} is not JSON: {error.msg} at {place}{known}.") from None
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets 100,000 deep
         raise WhetError(f"{where} cannot be read: {error}.") from None
 

@@ -82,7 +82,7 @@ class TextTask:
         self.notes: tuple[str, ...] = ()
         if skipped:
             blank = f"{skipped:,} of the {self.rows:,} rows of {self.origin}"
-            self.notes += (f"{blank} have no problem or no answer: left out.",)
+            self.notes += (f"{blank} have no problem or no answer (empty, null or NaN): left out.",)
         if too_large:
             cut = ", ".join(f"{count:,} of {column}" for column, count in too_large.items())
             self.notes += (
