@@ -229,7 +229,56 @@ def test_what_resume_cannot_heed_is_refused_and_an_end_is_told(
     assert call(monkeypatch, "view", str(tmp_path / "run"), "--limit", "0") == 2
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     capsys.readouterr()
-    assert "has no whole checkpoint yet" in refused(monkeypatch, capsys, "eval", str(tmp_path / "run"))
+    assert "has no checkpoint yet" in refused(monkeypatch, capsys, "eval", str(tmp_path / "run"))
+
+
+def test_damaged_checkpoints_are_told_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which file is damaged, and what to do; `eval` and `export` say the same."""
+    run = tmp_path / "run"
+    assert call(monkeypatch, "train", *QUICK, f"--out={run}") == 0
+    capsys.readouterr()
+    for weights in run.glob("checkpoints/step_*/model.safetensors"):
+        damaged = bytearray(weights.read_bytes())
+        damaged[-1] ^= 1
+        weights.write_bytes(damaged)
+    why = "(step_00000002: model.safetensors was changed or damaged (its hash is wrong)); bring one back from a backup"
+    for words in (["eval", str(run)], ["export", str(run), str(tmp_path / "out")]):
+        assert why in refused(monkeypatch, capsys, *words)
+
+
+def test_cheap_mistakes_are_found_before_torch_is_imported(tmp_path: Path) -> None:
+    """Its import and that of transformers take most of ten seconds."""
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "empty").mkdir()
+    mistakes = {
+        "train --data none.jsonl": "There is no data file at none.jsonl.",
+        "train --data none.jsonl --dry-run": "There is no data file at none.jsonl.",
+        "train --set data.0.task=chian": 'There is no task "chian"',
+        "train --curriculum dappo": 'There is no curriculum "dappo"',
+        "train --reward no_such_module:f": 'there is no module "no_such_module"',
+        "train --model nowhere --data sums.jsonl": "There is no model folder at nowhere",
+        "train --model empty --data gsm8k": "empty is no Hugging Face folder",
+        "eval nowhere --data sums.jsonl": "There is no model folder at nowhere",
+        "probe nowhere sums.jsonl": "There is no model folder at nowhere",
+    }
+    code = """
+import sys
+from whet.cli import main
+for words in sys.argv[1:]:
+    sys.argv = ["whet", *words.split()]
+    try:
+        main()
+    except SystemExit as left:
+        print(left.code, {"torch", "transformers"} & set(sys.modules), flush=True)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
+    command = [sys.executable, "-c", code, *mistakes]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["2 set()"] * len(mistakes), done.stderr
+    for line, sentence in zip(done.stderr.splitlines(), mistakes.values(), strict=True):
+        assert sentence in line
 
 
 def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

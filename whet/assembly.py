@@ -26,6 +26,7 @@ from whet.eval import EvalSet, eval_sets
 from whet.findings import machine_of, model_findings, size_up_here
 from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, load_arrays, save_checkpoint
+from whet.model.names import check_name
 from whet.pictures import token_rows
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
@@ -120,6 +121,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
     find_plan(settings.curriculum.name)
+    check_name(settings.model.name)  # before the data, which may come over the network
     settings = anchor_paths(settings)
     settings, vllm_notes = check_vllm(settings)
     problems = load_problems(settings, reward)

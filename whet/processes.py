@@ -177,10 +177,6 @@ def build_crews(
 
 def check_gpus(settings: config.Config, gpus: int) -> None:
     """Refuse a number of processes that this machine or this recipe cannot have."""
-    import torch
-
-    from whet.model.load import pick_device
-
     workers = settings.cluster.workers
     if settings.judge.where == "workers" and not workers:
         raise WhetError('judge.where = "workers" needs workers in a cluster: set cluster.workers, or leave it out.')
@@ -190,7 +186,12 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
         raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
     if workers:
         refuse_cluster(settings.cluster, gpus, settings.rollout.engine)
-    elif pick_device(settings.model).type == "cuda":
+        return
+    import torch  # not before: a run with one process waits seconds for it, and finds wrong data first
+
+    from whet.model.load import pick_device
+
+    if pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
     elif settings.model.device != "cpu" and gpus > 1:

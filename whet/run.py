@@ -245,6 +245,19 @@ def best_checkpoint(folder: Path) -> Path | None:
     return next((path for path in paths if verify_checkpoint(path) is None), None)
 
 
+def best_weights(folder: Path) -> Path:
+    """The best checkpoint of a run that must have one."""
+    best = best_checkpoint(folder)
+    if best is not None:
+        return best
+    steps = checkpoint_steps(folder)
+    if not steps:
+        raise WhetError(f"The run {folder} has no checkpoint yet.")
+    newest = checkpoint_path(folder, steps[-1])
+    why = f"{newest.name}: {verify_checkpoint(newest)}"
+    raise WhetError(f"No checkpoint in {newest.parent} is whole ({why}); bring one back from a backup.")
+
+
 def read_scores(folder: Path) -> dict[int, float]:
     """Scores by step, also of checkpoints that were removed."""
     path = folder / CHECKPOINTS / SCORES

@@ -289,7 +289,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export_model(tmp_path / "empty", tmp_path / "out")
     with Run.create(tmp_path / "young", "seed = 1\n"):
         pass
-    with pytest.raises(WhetError, match="no whole checkpoint"):
+    with pytest.raises(WhetError, match="has no checkpoint yet"):
         export_model(tmp_path / "young", tmp_path / "out")
     damaged = checkpoint_path(run, 1)
     (damaged / "config.json").write_text("{}")

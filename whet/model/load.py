@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +28,10 @@ from whet import config
 from whet.errors import WhetError
 from whet.model.head import head_of
 from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora
+from whet.model.names import HUB_NAME, find_folder, refuse_incomplete
 from whet.model.twin import kv_shapes, refuse_unsupported
 
 SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1 of the tiny model
-HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 # What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code.
 HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -106,13 +105,11 @@ def resolve_model(name: str) -> Path:
     """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network. A
     cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
     org/name@revision names another."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = find_folder(name)
+    if folder is not None:
         return folder
     match = HUB_NAME.fullmatch(name)
-    if match is None:
-        wanted = 'a Hugging Face folder, a hub name (org/name), or "tiny"'
-        raise WhetError(f"There is no model folder at {name}; give {wanted}.")
+    assert match is not None
     repo, revision = match.groups()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -157,10 +154,7 @@ def locate_model(name: str) -> Place:
             raise WhetError(f"The adapter in {adapter} stands on {name}, which is not to be had: {error}") from error
         if is_peft_folder(folder):
             raise WhetError(f"The adapter in {adapter} stands on another adapter, {name}; merge that one first.")
-    if not (folder / "config.json").is_file():
-        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
-    if not any(folder.glob("*.safetensors")):
-        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+    refuse_incomplete(folder)
     hub = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
     return Place(folder, f"{hub[1]}@{folder.name}" if hub else str(folder.resolve()), adapter)
 

@@ -148,7 +148,8 @@ def _config_folder(name: str) -> Path:
     """A folder with the model's config.json; of a hub name, nothing else is fetched."""
     from huggingface_hub import snapshot_download
 
-    from whet.model.load import HUB_NAME, locate_model
+    from whet.model.load import locate_model
+    from whet.model.names import HUB_NAME
 
     if (hub := HUB_NAME.fullmatch(name)) is not None:
         for cached in (True, False):

@@ -32,7 +32,7 @@ from whet.model.load import load_weights, locate_model
 from whet.model.lora import WEIGHTS, base_name, is_peft_folder, load_lora, merge_lora
 from whet.recipe import dump_config, load_config
 from whet.report.arms import Point, evaluation_names, evaluations, number
-from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
+from whet.run import CHECKPOINTS, CONFIG, best_weights, read_metrics
 from whet.text import printable
 
 MODEL_FILES = (
@@ -87,9 +87,7 @@ def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str =
 def find_source(path: Path) -> tuple[Path, Path | None]:
     """The model folder of a path, checked to be whole as far as its own files tell, and the run it came from."""
     is_run = (path / CONFIG).is_file()
-    folder = best_checkpoint(path) if is_run else path
-    if folder is None:
-        raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
+    folder = best_weights(path) if is_run else path
     if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
         raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
     beside, above = path.resolve().parent, path.resolve().parent.parent

@@ -27,7 +27,7 @@ from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
 from whet.rollout.vllm_fit import drafter_of
-from whet.run import best_checkpoint
+from whet.run import best_weights
 from whet.tasks.base import problem_key
 from whet.tools.probe import ProbeReport, probe_report, probe_requests
 from whet.types import Key, Request, Rollout
@@ -136,10 +136,7 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     """(folder or hub name with weights, the recipe beside it)."""
     folder = Path(model)
     if (folder / "checkpoints").is_dir() or (folder / "config.toml").is_file():
-        best = best_checkpoint(folder)
-        if best is None:
-            raise WhetError(f"The run {folder} has no whole checkpoint yet.")
-        return str(best), folder / "config.toml"
+        return str(best_weights(folder)), folder / "config.toml"
     beside = folder.parent.parent / "config.toml"
     return model, beside if folder.is_dir() and beside.is_file() else None
 
