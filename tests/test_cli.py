@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,8 +132,42 @@ def test_dry_run_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "train", "--dry-run", *QUICK) == 0
     printed = capsys.readouterr().out
-    assert "[curriculum]" in printed and "60 training prompts" in printed
+    assert printed.startswith("60 training prompts; ") and "[curriculum]" not in printed
+    assert len(printed.splitlines()) < 20
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_every_setting_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints is a recipe: the plan stands in its comments."""
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "train", "--dry-run", "--settings", *QUICK) == 0
+    (tmp_path / "kept.toml").write_text(printed := capsys.readouterr().out)
+    assert "# 60 training prompts" in printed
+    assert load_config(Path("kept.toml")).rollout.slots == 12
+    assert "--settings goes with --dry-run" in refused(monkeypatch, capsys, "train", "--settings", *QUICK)
+
+
+def test_a_plan_that_does_not_fit_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "train", "--dry-run", *QUICK, "--set=rollout.slots=10000000000") == 2
+    captured = capsys.readouterr()
+    assert "fits: no: " in captured.out and "training prompts" in captured.out and not captured.err
+
+
+def test_a_dry_run_counts_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thousands have commas, and one step is no steps; the warm start is part of the plan."""
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "train", "chain", "--dry-run", "--set", "steps=1") == 0
+    printed = capsys.readouterr().out
+    assert "20,000 training prompts; 200 in held_out\n1 step of 16 groups x 16 rollouts (dapo), " in printed
+    assert "packs of 4,096: " in printed and "\ntime: 1 step on " in printed
+    assert "time: warm start: 1,500 updates of 32 worked solutions of 2" in printed
+    assert not re.findall(r"\d{4,}", printed.replace("0.0002", ""))
 
 
 def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +193,7 @@ def test_a_recipe_is_found_by_its_name(
     monkeypatch.chdir(tmp_path)
     assert load_config(Path("papers/speed-rloo")).learn.lr == 1e-6
     assert call(monkeypatch, "train", "chain", "--dry-run") == 0
-    assert "20000 training prompts" in capsys.readouterr().out
+    assert "20,000 training prompts" in capsys.readouterr().out
     assert 'did you mean "chain"?' in refused(monkeypatch, capsys, "train", "chian")
     assert "gsm8k" in refused(monkeypatch, capsys, "train", "nothing")
     assert "no recipe at mine.toml" in refused(monkeypatch, capsys, "train", "mine.toml")

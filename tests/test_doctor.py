@@ -135,7 +135,7 @@ def test_a_run_says_how_the_gpu_is_divided() -> None:
     )
     footprint = billion()
     (line,) = footprint.memory_lines(Room(plan=plan, pages=0, release=False))
-    assert line.startswith("119.0 GiB at the peak for 64 rollouts of 4096 tokens and packs of ")
+    assert line.startswith("119.0 GiB at the peak for 64 rollouts of 4,096 tokens and packs of ")
     assert ": activations (estimate) 50.0 GiB + KV cache 40.0 GiB + " in line
     assert "Adam moments 12.0 GiB" in line and "graphs (estimate) 1.0 GiB" in line
     first, second, third = footprint.memory_lines(Room(plan=plan, pages=99, release=True))
@@ -250,7 +250,7 @@ def test_machine_of_a_recipe() -> None:
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**{**SMALL, "max_position_embeddings": 9000}), tmp_path / "m")
-    assert any("64 rollouts of 4096 tokens" in found for what, found, _ in examine(name) if what == "memory")
+    assert any("64 rollouts of 4,096 tokens" in found for what, found, _ in examine(name) if what == "memory")
 
 
 def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from whet import estimate as budget
 from whet.config import RolloutSettings
 from whet.estimate import (
     MEASURED,
+    Imitation,
     Machine,
     Workload,
     cost,
@@ -108,10 +109,41 @@ def test_lines() -> None:
     lines = estimate_lines([WORK], SMOLLM2_135M, H200, known=False)
     assert lines[0].startswith("512 rollouts of 128 tokens (half of the limit) are 65,536 tokens per step; ")
     assert "generate" in lines[0] and "train" in lines[0]
-    assert lines[1].startswith("100 steps on NVIDIA H200 take ")
+    assert lines[1].startswith("100 steps on NVIDIA H200: ")
     staged = estimate_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True)
     assert len(staged) == 3 and staged[1].startswith("stage 2, 50 steps: ") and "150 steps" in staged[2]
     assert estimate_lines([WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True) == [
         "512 rollouts of 128 tokens (as in that run) are 65,536 tokens per step",
         "no estimate of the time, since whet does not know how fast a new GPU is",
     ]
+
+
+def test_the_warm_start_is_part_of_the_plan() -> None:
+    """Forward and backward of its solutions, with their prompts, by hand on a CPU."""
+    entries = [Imitation(updates=200, batch=32, tokens=50), Imitation(updates=1, batch=8, tokens=20)]
+    operations = 3 * 2 * SMOLLM2_135M.weights * (200 * 32 * 50 + 8 * 20)
+    seconds = sum(entry.seconds(SMOLLM2_135M, CPU) for entry in entries)
+    assert seconds == pytest.approx(operations / (2 * budget.CPU_RATE))
+    lines = estimate_lines([WORK], SMOLLM2_135M, CPU, known=False, imitations=entries)
+    alone = estimate_lines([WORK], SMOLLM2_135M, CPU, known=False)
+    assert lines[0].startswith("warm start: 200 updates of 32 worked solutions of 50 tokens: ")
+    assert lines[1].startswith("warm start: 1 update of 8 worked solutions of 20 tokens: ")
+    assert lines[2] == alone[0]
+    generate, train = cost(WORK, SMOLLM2_135M, CPU)
+    in_all = f", with the warm start {budget._time(seconds + 100 * (generate + train))}, without evaluation"
+    assert lines[3] == alone[1].replace(", without evaluation", in_all)
+    unknown = estimate_lines([WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True, imitations=entries)
+    assert unknown[0] == "warm start: 200 updates of 32 worked solutions of 50 tokens"
+
+
+def test_a_surplus_of_rollouts_is_explained() -> None:
+    wasteful = replace(WORK, generated=1024)
+    line, _ = estimate_lines([wasteful], SMOLLM2_135M, H200, known=False)
+    assert "1,024 rollouts of 128 tokens" in line
+    assert ", of which 512 train: 50% of the prompts are taken to have no signal; " in line
+    assert "no signal" not in estimate_lines([WORK], SMOLLM2_135M, H200, known=False)[0]
+
+
+def test_one_is_not_plural() -> None:
+    one = estimate_lines([replace(WORK, steps=1), WORK], SMOLLM2_135M, H200, known=False)
+    assert one[0].startswith("stage 1, 1 step: ") and one[2].startswith("101 steps on ")

@@ -21,7 +21,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
 from whet.errors import WhetError
-from whet.estimate import budget_lines, dims_of, estimate_lines, workloads
+from whet.estimate import Imitation, budget_lines, counted, dims_of, estimate_lines, workloads
 from whet.eval import EvalSet, eval_sets
 from whet.findings import machine_of, model_findings, size_up_here
 from whet.learn.base import Trainer
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from whet.rollout.vllm import VllmEngine
     from whet.tasks.worker import Worker
 
+MEASURED = 64  # worked solutions whose mean length is that of a warm start
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
 
@@ -89,12 +90,25 @@ class RunPlan(Basis):
     curriculum: Curriculum | None  # None where nothing is trained
     notes: tuple[str, ...]  # sentences for the user, each shown once
 
+    @cached_property
+    def imitations(self) -> list[Imitation]:
+        """The work of each [[warm_start]] entry, by some of its solutions."""
+        works = []
+        for entry in self.settings.warm_start:
+            pairs = self.problems.solutions(np.random.default_rng(0), MEASURED, entry.options)
+            prompts = self.codec.encode_all([prompt for prompt, _ in pairs])
+            solutions = [self.codec.encode_response(text) for _, text in pairs]
+            tokens = sum(map(len, [*prompts, *solutions])) / len(pairs)
+            works.append(Imitation(updates=entry.steps, batch=entry.batch, tokens=tokens))
+        return works
+
     def findings(self, response: float | None = None) -> list[Finding]:
         """Model, path, memory and time on this machine; `response`: its mean tokens, where a run has measured them."""
         prompt = float(self.encoded.train_lengths.mean())
         works = workloads(self.footprint.settings, self.problems, prompt, response)
         machine = machine_of(self.footprint.device)
-        lines = estimate_lines(works, dims_of(self.footprint.shape), machine, known=response is not None)
+        dims = dims_of(self.footprint.shape)
+        lines = estimate_lines(works, dims, machine, known=response is not None, imitations=self.imitations)
         return [*model_findings(self.network, self.footprint), *(("time", line, True) for line in lines)]
 
     def describe(self, response: float | None = None) -> list[str]:
@@ -105,11 +119,12 @@ class RunPlan(Basis):
         stops = ", ".join(f"{number} {token}" for number, token in codec.stop_tokens()) or "none"
         first = codec.render(problems.train.at(0))
         return [
-            f"{len(problems.train)} training prompts; "
-            + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
+            f"{counted(len(problems.train), 'training prompt')}; "
+            + ("; ".join(f"{len(p):,} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
             *budget_lines(self.settings),
             *(f"{what}: {found}" for what, found, _ in self.findings(response)),
-            f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
+            f"prompts of {low:,.0f} tokens (median), {high:,.0f} (99%), {lengths.max():,} (longest); "
+            f"context {r.context:,}",
             f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
             f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
             *self.notes,

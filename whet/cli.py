@@ -139,6 +139,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan only.")] = False,
+    all_settings: Annotated[bool, typer.Option("--settings", help="With --dry-run: also print every setting.")] = False,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of this machine to train on.")] = 1,
     log: Annotated[list[str] | None, typer.Option(help="wandb, trackio, tensorboard or jsonl. Repeatable.")] = None,
 ) -> None:
@@ -162,19 +163,10 @@ def train(
             raise WhetError("Give a recipe (whet train chain) or --model and --data; whet demo needs nothing.")
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
+    if all_settings and not dry_run:
+        raise WhetError("--settings goes with --dry-run; a run keeps its settings in RUN/config.toml.")
     if dry_run:
-        from whet.assembly import check_run
-        from whet.processes import check_gpus
-        from whet.run import mean_response
-
-        check_gpus(settings, gpus)
-        plan = check_run(settings)
-        plan.processes = gpus
-        out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
-        for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
-            show(f"# {printable(line, one_line=True)}")
-        if gpus > 1:
-            show(f"# memory is that of each of the {gpus} GPUs, times are those of one GPU alone")
+        print_plan(settings, gpus, out, whole=all_settings)
         return
     folder = out or api.new_folder()
     try:
@@ -191,6 +183,28 @@ def train(
 
         say(f"It {read_run(folder.name, folder).unfinished}; whet train --out {folder} --resume goes on from there.")
         raise typer.Exit(128 + stopped)
+
+
+def print_plan(settings: config.Config, gpus: int, out: Path | None, *, whole: bool) -> None:
+    """Print what a run would do, with `whole` after all its settings; one that does not fit ends with code 2."""
+    from whet.assembly import check_run
+    from whet.processes import check_gpus
+    from whet.run import mean_response
+
+    check_gpus(settings, gpus)
+    plan = check_run(settings)
+    plan.processes = gpus
+    response = mean_response(out) if out else None  # an earlier run has measured its responses
+    lines = plan.describe(response)
+    if gpus > 1:
+        lines.append(f"memory is that of each of the {gpus} GPUs, times are those of one GPU alone")
+    if whole:
+        out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
+    mark = "# " if whole else ""  # then the whole output is a recipe with comments
+    for line in lines:
+        show(mark + printable(line, one_line=True))
+    if not all(fine for *_, fine in plan.findings(response)):
+        raise typer.Exit(2)
 
 
 @app.command("eval")

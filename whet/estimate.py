@@ -185,6 +185,19 @@ class Workload:
     passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitation:
+    """One [[warm_start]] entry."""
+
+    updates: int
+    batch: int  # worked solutions of an update
+    tokens: float  # of a worked solution with its prompt, on average
+
+    def seconds(self, dims: Dims, machine: Machine) -> float:
+        passes = 3  # forward and backward
+        return self.updates * passes * forward_seconds(dims, self.batch * self.tokens, machine)
+
+
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
     """Seconds of one step: to generate its rollouts, and to train on them."""
     steps = decode_steps(work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream")
@@ -284,7 +297,7 @@ def budget_lines(settings: config.Config) -> list[str]:
     c, r = settings.curriculum, settings.rollout
     tokens = c.groups * c.rollouts * r.max_tokens
     lines = [
-        f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
+        f"{counted(settings.steps, 'step')} of {counted(c.groups, 'group')} x {c.rollouts:,} rollouts ({c.name}), "
         f"at most {tokens:,} tokens trained per step"
     ]
     for number, stage in enumerate(stages_of(c, r.max_tokens), 1):
@@ -295,22 +308,51 @@ def budget_lines(settings: config.Config) -> list[str]:
     return lines
 
 
-def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, known: bool) -> list[str]:
+def estimate_lines(
+    works: Sequence[Workload],
+    dims: Dims,
+    machine: Machine,
+    known: bool,
+    imitations: Sequence[Imitation] = (),
+) -> list[str]:
     """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
     several, source = len(works) > 1, "as in that run" if known else "half of the limit"
     timed = machine.gpu is not None or machine.threads > 0
-    lines, seconds = [], 0.0
+    lines, seconds, warm = [], 0.0, 0.0
+    for entry in imitations:
+        words = f"warm start: {counted(entry.updates, 'update')} of {entry.batch:,} worked solutions"
+        words += f" of {entry.tokens:,.0f} tokens"
+        if timed:
+            took = entry.seconds(dims, machine)
+            warm += took
+            words += f": {_time(took)}"
+        lines.append(words)
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
+        if work.generated > work.trained:
+            words += (
+                f", of which {work.trained:,.0f} train: {1 - SIGNAL:.0%} of the prompts are taken to have no signal"
+            )
         if timed:
             generate, train = cost(work, dims, machine)
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
-        lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
-    total = f"{sum(w.steps for w in works):.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"
+        lines.append(f"stage {number}, {counted(work.steps, 'step')}: {words}" if several else words)
+    steps = counted(sum(work.steps for work in works), "step")
+    total = f"{steps} on {machine.name}: {_time(seconds)}"
+    total += f", with the warm start {_time(warm + seconds)}" if imitations else ""
+    total += ", without evaluation"
     unknown = f"no estimate of the time, since whet does not know how fast {machine.name} is"
     return [*lines, total if timed else unknown]
+
+
+def counted(number: float, noun: str) -> str:
+    """
+    >>> counted(1, "step"), counted(20_000, "step")
+    ('1 step', '20,000 steps')
+    """
+    return f"{number:,.0f} {noun}{'' if round(number) == 1 else 's'}"
 
 
 def _time(seconds: float) -> str:

