@@ -9,13 +9,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from small_run import SMALL, model_folder, problem_file
 
 from whet import cli, files
+from whet.curriculum.build import CURRICULA
 from whet.recipe import dump_config, load_config
 from whet.run import Run
+from whet.types import Phase, Verdict
 
 QUICK = ["--set=steps=2", *(f"--set={item}" for item in SMALL if not item.startswith("steps="))]
 
@@ -168,6 +171,27 @@ def test_a_dry_run_counts_in_one_way(
     assert "packs of 4,096: " in printed and "\ntime: 1 step on " in printed
     assert "time: warm start: 1,500 updates of 32 worked solutions of 2" in printed
     assert not re.findall(r"\d{4,}", printed.replace("0.0002", ""))
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["curriculum"], ["bench"]], ids=lambda group: "".join(group) or "whet")
+def test_no_help_text_is_cut(
+    group: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["whet", *group, "--help"])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main()
+    printed = capsys.readouterr().out
+    assert "Commands:" in printed and "..." not in printed.partition("Commands:")[2]
+
+
+def test_help_names_the_values_of_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, names in (("train", CURRICULA), ("view", get_args(Phase)), ("view", get_args(Verdict))):
+        assert call(monkeypatch, command, "--help") == 0
+        words = set(re.findall(r"\w+", capsys.readouterr().out))
+        assert set(names) <= words
 
 
 def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

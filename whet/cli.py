@@ -28,12 +28,12 @@ Recipe = typer.Argument(  # a shell offers the names of recipes, and files where
 )
 DataName = Annotated[str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")]
 ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")]
+CURRICULUM_HELP = "uniform, dapo, speed, cures, scalingrl, stages, all, or your own as module:Class."
+PHASE_HELP = "Show only rollouts of this phase: train, probe, screen, continue or eval."
 Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-data_app = typer.Typer(
-    no_args_is_help=True, help="Problem sets: how they are read, and which problems are worth training on."
-)
+data_app = typer.Typer(no_args_is_help=True, help="Look at problem sets, and prepare them for training.")
 curriculum_app = typer.Typer(no_args_is_help=True, help="Curricula for trainers other than whet's.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(curriculum_app, name="curriculum")
@@ -54,7 +54,10 @@ def data_look(
     subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
     data_folder: DataFolder = None,
 ) -> None:
-    """Show how whet reads a problem set: columns, repeats, levels, the first problem."""
+    """Show how whet reads a problem set.
+
+    That is its columns, repeats, levels and answers, and the first problem.
+    """
     from whet.tasks.golds import describe_problems
 
     data = config.Data(path=path, split=split, subset=subset)
@@ -73,7 +76,10 @@ def data_prepare(
     seed: Annotated[int, typer.Option()] = 0,
     data_folder: DataFolder = None,
 ) -> None:
-    """Write the problems worth training on: no repeats, broken answers, evaluation problems or hopeless ones."""
+    """Write the problems that are worth training on.
+
+    Repeats, broken answers, evaluation problems and hopeless problems are left out.
+    """
     from whet.tools.prepare import prepare_file
 
     data, folder = config.Data(path=path), str(data_folder or "")
@@ -91,7 +97,10 @@ def curriculum_serve(
     sets: Sets = None,
     data_folder: DataFolder = None,
 ) -> None:
-    """Serve a recipe's curriculum over HTTP until it is stopped; started again, it goes on where it was."""
+    """Serve a recipe's curriculum over HTTP until it is stopped.
+
+    Started again, it goes on where it was.
+    """
     from whet.adapters.serve import CurriculumServer, open_service
 
     settings = load_config(recipe, [*folder_set(data_folder), *(sets or [])])
@@ -133,7 +142,7 @@ def train(
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
     data: Annotated[str | None, typer.Option(help="A file, a short name (gsm8k), or a name for datasets.")] = None,
     reward: Annotated[str | None, typer.Option(help="Your judge as module:function.")] = None,
-    curriculum: Annotated[str | None, typer.Option(help="See whet list.")] = None,
+    curriculum: Annotated[str | None, typer.Option(help=CURRICULUM_HELP)] = None,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
@@ -221,7 +230,10 @@ def eval_command(
     data_folder: DataFolder = None,
     out: Results = None,
 ) -> None:
-    """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
+    """Evaluate a run, a checkpoint or any model.
+
+    The table shows accuracy, pass@k, maj@k and lengths, by level, with 95% intervals.
+    """
     from whet.api import new_folder
     from whet.report.compare import draft_table, eval_table
     from whet.tools.measure import eval_entries, evaluate_model
@@ -252,7 +264,10 @@ def probe(
     data_folder: DataFolder = None,
     out: Results = None,
 ) -> None:
-    """Forecast whether a curriculum pays on a model: pass rates, signal, lengths, the cost of each curriculum."""
+    """Measure how hard the data is for a model.
+
+    The report shows pass rates, signal and lengths, and which curriculum would save tokens.
+    """
     from whet.api import new_folder
     from whet.tools.measure import probe_model
     from whet.tools.probe import probe_view
@@ -284,7 +299,10 @@ def export(
     drafter: Annotated[str, typer.Option(help="Engine of OUT/drafter: vllm (default) or sglang.")] = "",
     push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
 ) -> None:
-    """Write a Hugging Face folder with a model card, and the drafter if there is one, ready to serve or to share."""
+    """Write a Hugging Face folder, ready to serve or to share.
+
+    It has a model card, and the drafter if there is one.
+    """
     from whet.tools.export import export_model
 
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
@@ -298,7 +316,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
     page: Annotated[Path | None, typer.Option(help="Also write a static page with the curves.")] = None,
 ) -> None:
-    """Compare runs: tokens and seconds to each accuracy level, side by side."""
+    """Compare runs: tokens and seconds to each accuracy level."""
     from whet.report.compare import compare_table
     from whet.report.page import write_page
 
@@ -311,9 +329,11 @@ def compare(
 @app.command()
 def view(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
-    verdict: Annotated[str | None, typer.Option(help="right, wrong or unjudged.")] = None,
-    phase: Annotated[str | None, typer.Option(help="train, eval, screen, ...")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Show only rollouts of this step; default: the newest first.")
+    ] = None,
+    verdict: Annotated[str | None, typer.Option(help="Show only right, wrong or unjudged rollouts.")] = None,
+    phase: Annotated[str | None, typer.Option(help=PHASE_HELP)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many rollouts.")] = 20,
 ) -> None:
     """Show in the terminal what the model wrote."""
@@ -330,7 +350,10 @@ def report(
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8378,
     host: Annotated[str, typer.Option(help="With --serve; another than loopback gets a token.")] = "127.0.0.1",
 ) -> None:
-    """Write the page of runs so far, or serve it live: curves, where rollouts went, what the model wrote."""
+    """Write the page of runs so far, or serve it live.
+
+    It shows curves, where the rollouts went, and what the model wrote.
+    """
     from whet.report.arms import read_run
     from whet.report.page import write_page
 
@@ -360,7 +383,10 @@ def doctor(
     sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as for a bug report.")] = False,
 ) -> None:
-    """Check this machine, and whether whet can train the model on it, how fast and in how much memory."""
+    """Check this machine, and whether a model can train on it.
+
+    It says how fast and in how much memory, without loading a weight.
+    """
     from whet.tools.doctor import examine
 
     settings = load_config(recipe, sets or []) if recipe or sets else None
@@ -380,7 +406,7 @@ def doctor(
 def list_command(
     every: Annotated[bool, typer.Option("--all", help="Also show the settings that few users need.")] = False,
 ) -> None:
-    """List recipes, tasks, curricula and estimators, and the settings with their defaults."""
+    """List recipes, tasks, curricula, and settings with defaults."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import REWARDS, TASKS
     from whet.tasks.reading import NAMES
@@ -401,7 +427,10 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of all arms; the base model is the same for every seed.")] = 0,
 ) -> None:
-    """Train a small reasoner on a CPU, with and without a curriculum, on two mixes of difficulty, and compare."""
+    """Train a small reasoner on a CPU, with and without curricula.
+
+    It does so on two mixes of difficulty, and compares the runs.
+    """
     from whet.tools.demo import run_demo
 
     def stop(number: int, _: object) -> None:

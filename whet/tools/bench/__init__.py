@@ -38,7 +38,10 @@ def bench_rollout(
     seconds: Annotated[float, typer.Option(help="After these, cells that are left are skipped.")] = float("inf"),
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """The engine beside vLLM and transformers, by batch and context; on a CPU a tiny model in two cells."""
+    """Time the engine beside vLLM and transformers.
+
+    It does so by batch and context; on a CPU a tiny model in two cells.
+    """
     import torch
 
     if device not in ("auto", "cuda", "cpu"):
