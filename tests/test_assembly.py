@@ -266,9 +266,18 @@ def test_the_dry_run_and_doctor_show_the_same_plan(tmp_path: Path, monkeypatch: 
     plan = checked(tmp_path, 'model.device="cpu"')
     sets = [f"data.0.path='{tmp_path / 'data.jsonl'}'", "rollout.max_tokens=20", 'model.device="cpu"']
     shown = examine(str(tmp_path / "model"), load_config(sets=sets))
-    wanted = ("model", "path", "rollouts", "memory", "fits", "time")
+    wanted = ("model", "family", "path", "rollouts", "memory", "fits", "time")
     lines = [f"{what}: {found}" for what, found, _ in shown if what in wanted]
-    assert [line.partition(":")[0] for line in lines] == ["model", "path", "rollouts", "memory", "fits", "time", "time"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "model",
+        "family",
+        "path",
+        "rollouts",
+        "memory",
+        "fits",
+        "time",
+        "time",
+    ]
     described = plan.describe()
     start = described.index(lines[0])
     assert described[start : start + len(lines)] == lines

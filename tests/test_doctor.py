@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import families
 import pytest
 import torch
 from transformers import (
@@ -27,7 +28,7 @@ from whet.estimate import Machine
 from whet.fast.fused import graphs_lack
 from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
-from whet.findings import decoding_of, machine_of, size_up_here
+from whet.findings import FAMILIES, decoding_of, machine_of, size_up_here
 from whet.model import memory
 from whet.model.load import check_model
 from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, free_memory
@@ -98,6 +99,28 @@ def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
     assert found["path"][0].startswith("slow path: on a CPU")
     assert "64 rollouts of 256 tokens" in found["memory"][0], "no more context than the model has positions"
     assert found["fits"][1] and found["fits"][0].startswith("yes")
+
+
+def test_doctor_says_on_what_the_family_was_tried(tmp_path: Path) -> None:
+    for kind, sentence in (
+        (LlamaConfig, "Llama, tried on real weights (SmolLM2-135M)"),
+        (Gemma2Config, "Gemma 2, tested with a tiny configuration only"),
+        (Qwen3MoeConfig, "qwen3_moe, never tried with whet"),
+    ):
+        name = folder_of(kind(**SMALL), tmp_path / kind.model_type)
+        assert findings_of(name, 'model.device="cpu"')["family"] == (sentence, True)
+
+
+def test_the_docs_and_the_tests_have_the_same_families() -> None:
+    """docs/models.md shows the table, and every family that is tested stands in it."""
+    page = Path(__file__).parents[1].joinpath("docs/models.md").read_text()
+    table = page.partition("| family | tried on |\n|---|---|\n")[2].partition("\n\n")[0]
+    shown = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()]
+    weights = {
+        name: f"real weights ({tried})" if tried else "tiny configuration only" for name, tried in FAMILIES.values()
+    }
+    assert dict(shown) == weights and len(shown) == len(weights)
+    assert {kind.model_type for kind, _ in families.FAMILIES.values()} == set(FAMILIES)
 
 
 def test_how_rollouts_are_decoded(tmp_path: Path) -> None:

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
 
     from whet.model.memory import Finding, Footprint
 
+# transformers' model_type -> the family's name, and which of its real weights were tried; "" means that only a tiny
+# configuration with random weights was tested. docs/models.md has the same table.
+FAMILIES = {
+    "llama": ("Llama", "SmolLM2-135M"),
+    "qwen2": ("Qwen2", "Qwen2.5-Coder-0.5B"),
+    "qwen3": ("Qwen3", ""),
+    "mistral": ("Mistral", ""),
+    "gemma2": ("Gemma 2", ""),
+    "gemma3_text": ("Gemma 3 (text)", ""),
+    "phi": ("Phi", ""),
+    "phi3": ("Phi-3", ""),
+}
+
 
 def size_up_here(network: Any, settings: config.Config) -> Footprint:
     """What training this network takes of the device that the recipe names."""
@@ -32,10 +45,23 @@ def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
     trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
     return [
         ("model", f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}", True),
+        ("family", tried(network.config.model_type), True),
         ("path", footprint.path(), True),
         ("rollouts", decoding_of(network, footprint.settings, footprint.device), True),
         *footprint.findings(free_memory(footprint.device)),
     ]
+
+
+def tried(model_type: str) -> str:
+    """On what the family of a model was tried.
+
+    >>> tried("llama"), tried("phi")
+    ('Llama, tried on real weights (SmolLM2-135M)', 'Phi, tested with a tiny configuration only')
+    """
+    if model_type not in FAMILIES:
+        return f"{model_type}, never tried with whet"
+    name, weights = FAMILIES[model_type]
+    return f"{name}, tried on real weights ({weights})" if weights else f"{name}, tested with a tiny configuration only"
 
 
 def decoding_of(network: Any, settings: config.Config, device: torch.device) -> str:
