@@ -152,7 +152,7 @@ def test_light_parts_load_without_torch() -> None:
     """Also through what they import: one process, so that nothing was loaded before."""
     code = (
         "import sys, whet, whet.cli, whet.problems, whet.run, whet.estimate\n"
-        "import whet.curriculum.build, whet.report.page, whet.tasks.golds, whet.testing.contract\n"
+        "import whet.curriculum.build, whet.report.page, whet.tasks.answer_check, whet.testing.contract\n"
         "import whet.adapters.desk, whet.adapters.serve, whet.adapters.client\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )

@@ -13,7 +13,7 @@ from whet.errors import WhetError
 from whet.problems import load_problems
 from whet.recipe import parse_config
 from whet.tasks.base import PromptTable, problem_key
-from whet.tasks.golds import gold_score
+from whet.tasks.answer_check import answer_score
 from whet.tasks.text import TextTask
 from whet.tools.prepare import prepare, prepare_file, read_pass_rates, stratified
 from whet.types import Prompt
@@ -128,7 +128,7 @@ def test_answers_are_looked_for_where_the_task_looks(file: Write) -> None:
 
     def usable(text: str, **options: str) -> bool:
         task = TextTask(config.Data(path=path, options={"matcher": "exact", **options}))
-        return gold_score(task, Prompt(id="a", text="?", answer=text, task="text")) == 1.0
+        return answer_score(task, Prompt(id="a", text="?", answer=text, task="text")) == 1.0
 
     assert usable("\\frac{1}{2}") and usable("Evelyn") and usable('["1", "2"]')
     assert not usable("}{") and usable("7" * 400), "a long answer is compared whole"

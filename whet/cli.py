@@ -58,7 +58,7 @@ def data_look(
 
     That is its columns, repeats, levels and answers, and the first problem.
     """
-    from whet.tasks.golds import describe_problems
+    from whet.tasks.answer_check import describe_problems
 
     data = config.Data(path=path, split=split, subset=subset)
     print_table(("what", "found"), describe_problems(data, str(data_folder or "")))

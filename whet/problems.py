@@ -26,7 +26,7 @@ from whet import config
 from whet.config import HELD_OUT
 from whet.curriculum.build import Facts
 from whet.errors import WhetError
-from whet.tasks import golds
+from whet.tasks import answer_check
 from whet.tasks.base import PromptTable, Task, problem_key
 from whet.tasks.build import Grader, Rewards, build_task, load_judge, name_task
 from whet.tasks.reading import NAMES, VARIABLE
@@ -222,7 +222,7 @@ def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> 
 
 def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     """Sentences on answers that the judge cannot match to themselves; a set where most cannot be matched is refused."""
-    train, until = problems.train, time.monotonic() + golds.SECONDS
+    train, until = problems.train, time.monotonic() + answer_check.SECONDS
     ends = np.cumsum([size for size, _ in problems.shares]).tolist()
     sets: list[tuple[str, str, range, Callable[[int], Prompt]]] = [
         (getattr(task, "origin", ""), task.name, range(end - size, end), train.at)
@@ -238,9 +238,9 @@ def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     for origin, task_name, rows, prompt_at in sets:
         if task_name not in problems.matched or not rows:
             continue
-        limits = {"seed": settings.seed, "memory_mb": settings.judge.memory_mb, "sample": golds.SAMPLE}
+        limits = {"seed": settings.seed, "memory_mb": settings.judge.memory_mb, "sample": answer_check.SAMPLE}
         left = until - time.monotonic()
-        found = golds.check_golds(problems.matched[task_name], rows, prompt_at, **limits, seconds=left)
+        found = answer_check.check(problems.matched[task_name], rows, prompt_at, **limits, seconds=left)
         said = [f"{origin}: {sentence}" for sentence in found.sentences()]
         if found.mostly_wrong:
             raise WhetError(said[0])

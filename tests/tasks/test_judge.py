@@ -18,10 +18,10 @@ import pytest
 from whet import config
 from whet.errors import WhetError
 from whet.tasks import worker
+from whet.tasks.answers import Matcher
 from whet.tasks.base import Judgement
+from whet.tasks.formulas import TooSlow
 from whet.tasks.judge import Judge
-from whet.tasks.matcher import Matcher
-from whet.tasks.verify import TooSlow
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 TASK = "test"

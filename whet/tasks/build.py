@@ -22,9 +22,9 @@ from typing import Any
 from whet import config
 from whet.config import ProblemSettings
 from whet.errors import WhetError, import_own
+from whet.tasks.answers import after_thinking, boxed, tagged
 from whet.tasks.base import Judgement, Task, check_options, did_you_mean
 from whet.tasks.chain import ChainTask
-from whet.tasks.final import after_thinking, boxed, tagged
 from whet.tasks.gym import GymTask
 from whet.tasks.maze import MazeTask
 from whet.tasks.operations import OperationsTask

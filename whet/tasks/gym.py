@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from whet.errors import WhetError
+from whet.tasks.answers import after_thinking, boxed, in_tags, last_number, marked
 from whet.tasks.base import PromptTable, check_range, did_you_mean, read_options
-from whet.tasks.final import after_thinking, boxed, in_tags, last_number, marked
 from whet.types import Prompt
 
 CHUNK = 500  # size of the datasets that are made; always the same, since some problems depend on it

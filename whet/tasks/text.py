@@ -21,9 +21,8 @@ import numpy as np
 
 from whet import config
 from whet.errors import WhetError
+from whet.tasks.answers import Matcher, boxed, right_answers, same_whole
 from whet.tasks.base import Problem, PromptTable, check_options, did_you_mean
-from whet.tasks.final import boxed
-from whet.tasks.matcher import Matcher, right_answers, same_whole
 from whet.tasks.reading import Sheet, find_columns, open_data
 from whet.types import Prompt
 

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
-from whet.tasks.verify import TooSlow
+from whet.tasks.formulas import TooSlow
 from whet.types import Prompt, Rollout, fields_of
 
 START_S = 10.0  # seconds until a worker picks up a chunk: forking a large process on a busy machine is slow

@@ -20,10 +20,11 @@ import numpy as np
 from whet import config, files
 from whet.curriculum.allocation import largest_remainder
 from whet.errors import WhetError
+from whet.tasks.answer_check import answer_score
+from whet.tasks.answers import right_answers
 from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.tasks.build import READS_DATA, TASKS, build_task
-from whet.tasks.golds import gold_score
-from whet.tasks.matcher import right_answers, same_answer
+from whet.tasks.equality import same_answer
 from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt
@@ -65,7 +66,7 @@ def prepare_file(
 
     def usable(prompt: Prompt) -> bool:
         """Whether a response that gives the data's own answer, where the task looks for it, would be right."""
-        return not judged or gold_score(task, prompt) == 1.0
+        return not judged or answer_score(task, prompt) == 1.0
 
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
     files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))

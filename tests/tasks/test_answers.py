@@ -1,4 +1,4 @@
-"""Whole responses against answers of real problem sets."""
+r"""Where an answer is found, and that looking for it costs linear time."""
 
 import json
 import subprocess
@@ -9,20 +9,155 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import WhetError
-from whet.tasks import verify
-from whet.tasks.matcher import (
-    MOST_PARTS,
-    Form,
+from whet.tasks import formulas
+from whet.tasks.answers import (
+    ANSWERS,
+    LONGEST,
     Matcher,
-    canonical,
-    has_parts,
-    read_form,
+    after_thinking,
+    auto,
+    boxed,
+    last_number,
+    marked,
     read_json,
     right_answers,
-    same_form,
     same_whole,
+    tagged,
 )
 from whet.types import Prompt
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        (r"So \boxed{42}.", "42"),
+        (r"First \boxed{1}, then \boxed{2} and 3.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {5}", "5"),
+        (r"\fbox{3} \fboxed{5}", "5"),
+        ("5 + 5\n#### 10", "10"),
+        ("+5=8*2=6-7=9#869", "869"),
+        ("The answer is 12.", "12."),
+        ("The final answer is: 12. I checked it twice on 3 sheets.", "12"),
+        ("Answer: **12**", "12"),
+        ("**Answer:** 12", "12"),
+        ("Answer:\n12", "12"),
+        ("The answer is:\n\\[\n\\frac{3}{10}\n\\]", "\\frac{3}{10}"),
+        ("The answer is\n$$\n7\n$$", "7"),
+        ("answer is 3, no, the answer is 4", "4"),
+        ("The answer is 5. Wait, it is 6.", "6"),
+        ("The answer is 5, no, 6.", "6"),
+        ("The answer is not 5 but 6.", "6."),
+        ("The answer is 6, not 5.", "6"),
+        ("The answer is 6, which is even.", "6"),
+        ("The answer is $ax+b$, where $b=1$", "ax+b$, where $b=1$"),
+        ("The answer is not 5.", "not 5."),
+        ("not 5", "not 5"),
+        ("It isn't 5", "n't 5"),
+        ("It is 5 million.", "5 million"),
+        ("The answer is 12!", "12"),
+        ("The final answer is **12**.", "12"),
+        ("Final Answer: The largest n is 34. I hope so.", "34"),
+        ("The correct option is (B).", "(B)."),
+        (r"**Final Answer:** $11,\! 111$", r"11,\! 111$"),
+        ("B", "B"),
+        ("(b)", "(b)"),
+        ("**C**", "C"),
+        ("So it is (A).", "(A)"),
+        ("A farmer has apples", ""),
+        (r"\boxed{1} and \boxed{2}", "1, 2"),
+        (r"\boxed{1} \quad \text{or} \quad \boxed{2}", "1, 2"),
+        (r"First \boxed{1}. Then \boxed{2}", "2"),
+        (r"\boxed{2}, \boxed{2}", "2"),
+        ("#### Step 3\nwe add\nThe answer is 5", "5"),
+        ("### Answer\nIt costs 42 dollars", "42"),
+        ("we get 3 and 1,234.5 in the end", "1,234.5"),
+        ("10-7", "7"),
+        ("it is -7", "-7"),
+        ("about 3/4 of it", "3/4"),
+        ("I took 3, 4, 5, and left", "5"),
+        (r"not closed: \boxed{5", ""),
+        (r"The answer is 4: \boxed{5", ""),
+        (r"\boxed{}", ""),
+        ("no idea", ""),
+        ("", ""),
+        ("the answer is", ""),
+    ],
+)
+def test_auto(response: str, found: str) -> None:
+    assert auto(response) == found
+
+
+def test_thinking_is_dropped() -> None:
+    assert after_thinking(r"<think>\boxed{1}</think>\boxed{2}") == r"\boxed{2}"
+    assert after_thinking(r"\boxed{1}</think> so</think>2") == "2", "templates write the opening tag themselves"
+    assert after_thinking(r"<think>\boxed{1}") == "", "still thinking"
+    assert after_thinking(r"<think>a</think>1 <think>\boxed{1}") == ""
+
+
+def test_each_way_finds_its_own() -> None:
+    text = "Answer: 1\n<answer> 2 </answer> \\boxed{3} or 4"
+    found = {name: find(text) for name, find in ANSWERS.items()}
+    assert found == {
+        "auto": "3",
+        "boxed": "3",
+        "tagged": "2",
+        "marked": "1",
+        "last_number": "4",
+        "whole": text.strip(),
+    }
+    assert tagged("<answer>1") == tagged("1</answer>") == boxed("3") == marked("3") == last_number("three") == ""
+
+
+def test_long_answers_are_none() -> None:
+    assert boxed("\\boxed{" + "x" * LONGEST + "}") == "x" * LONGEST
+    long = "x" * (LONGEST + 1)
+    assert boxed(f"\\boxed{{{long}}}") == tagged(f"<answer>{long}</answer>") == ANSWERS["whole"](long) == ""
+    assert marked(f"answer is {long}") == last_number("9" * (LONGEST + 1)) == ""
+
+
+@given(st.text(max_size=300), st.sampled_from(sorted(ANSWERS)))
+def test_never_raises(text: str, way: str) -> None:
+    assert len(ANSWERS[way](after_thinking(text))) <= LONGEST
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("way", sorted(ANSWERS))
+@pytest.mark.parametrize(
+    "response",
+    [
+        "\\boxed{" * 200_000,
+        "{" * 1_000_000 + "\\boxed{" + "{" * 1_000_000,
+        "\\boxed {" * 100_000,
+        "9" * 1_000_000,
+        "1," * 1_000_000,
+        "#" * 1_000_000,
+        "# " * 1_000_000,
+        "answer is " * 200_000,
+        "answer" + " " * 1_000_000 + "is 41",
+        "answer:" + " " * 1_000_000 + "x",
+        "-" * 1_000_000,
+        "1/" * 1_000_000,
+        "." * 1_000_000 + "1",
+        "<answer>" * 100_000,
+        "<think>" * 100_000 + "</think>" * 100_000,
+        "answer is not " * 100_000,
+        "wait, " * 200_000 + "answer is 5. " + "wait, " * 200_000,
+        "not " * 250_000 + "5",
+        "\\boxed{1} and " * 60_000,
+        "(A)" * 300_000,
+        "\u00bd" * 200_000,
+    ],
+    ids=lambda text: text[:16],
+)
+def test_long_responses_are_cheap(response: str, way: str) -> None:
+    """Each takes milliseconds; quadratic patterns would take hours, which no one would miss in this suite."""
+    assert len(ANSWERS[way](after_thinking(response))) <= LONGEST
+
+
+# ---- whole responses against answers of real problem sets
 
 MATH = Matcher()
 EXACT = Matcher("exact")
@@ -183,7 +318,7 @@ def test_without_math_verify() -> None:
         "import sys\n"
         "sys.modules['math_verify'] = None\n"
         "from whet.errors import WhetError\n"
-        "from whet.tasks.matcher import Matcher\n"
+        "from whet.tasks.answers import Matcher\n"
         "Matcher('exact')\n"
         "try:\n    Matcher('math')\n"
         "except WhetError as error:\n    assert 'whet[train]' in str(error)\n"
@@ -197,7 +332,7 @@ def test_without_math_verify() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=60), st.sampled_from(["42", r"\frac{\pi}{2}", "1,2", "[0,1)", "x^2+1", r"\text{east}"]))
-def test_never_raises(text: str, answer: str) -> None:
+def test_judging_never_raises(text: str, answer: str) -> None:
     for response in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert score(response, answer) in (0.0, 1.0)
     assert isinstance(MATH.final(text), str)
@@ -205,112 +340,7 @@ def test_never_raises(text: str, answer: str) -> None:
 
 def test_what_comparing_formulas_needs_is_loaded_before_judges_are_forked() -> None:
     Matcher("math")
-    assert verify.warm.cache_info().currsize == 1
-
-
-# ---- answers of several parts, with plain text equality of parts
-
-
-def same_parts(found: str, gold: str) -> bool:
-    return same_form(found, gold, lambda a, b: canonical(a) == canonical(b))
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "parts"),
-    [
-        ("1, 2", "list", ("1", "2")),
-        (r"1 \text{ and } 2", "list", ("1", "2")),
-        ("$69$,$84$", "list", ("69", "84")),
-        (r"\{1, 2\}", "set", ("1", "2")),
-        ("[0, 1)", "[)", ("0", "1")),
-        (r"\left(-\infty, 3\right]", "(]", (r"-\infty", "3")),
-        (r"x \in [0, 1]", "[]", ("0", "1")),
-        ("(1,2),(3,4)", "list", ("(1,2)", "(3,4)")),
-        (r"(0,9) \cup (9,36)", "union", ("(0,9)", "(9,36)")),
-        (r"1 \pm \sqrt{2}", "list", (r"1 + \sqrt{2}", r"1 - \sqrt{2}")),
-        ("1,234, 5", "list", ("1234", "5")),
-    ],
-)
-def test_forms(text: str, kind: str, parts: tuple[str, ...]) -> None:
-    assert read_form(text) == Form(kind, parts)
-
-
-@pytest.mark.parametrize(
-    "text", ["5", "1,234", "(5)", "x+1", "f(x, y)", "", "(1,2", "1,2)", "(" * 13 + "1,2" + ")" * 13]
-)
-def test_single_values(text: str) -> None:
-    assert read_form(text) is None
-
-
-def test_thousands_may_be_a_list() -> None:
-    assert has_parts("100,200") and same_parts("200,100", "100,200") and same_parts("1,234 and 5", "1234, 5")
-
-
-@pytest.mark.parametrize(
-    ("found", "gold"),
-    [
-        ("2, 1", "1,2"),
-        (r"\{2, 1\}", "1,2"),
-        ("1,2", "(1,2)"),
-        ("(1,2)", "1,2"),
-        ("(3,4), (1,2)", "(1,2),(3,4)"),
-        ("(9,36)\\cup(0,9)", r"(0,9) \cup (9,36)"),
-        (r"\{5\}", "5"),
-        ("[ 0 , 1 )", "[0,1)"),
-    ],
-)
-def test_same_form(found: str, gold: str) -> None:
-    assert same_parts(found, gold)
-
-
-@pytest.mark.parametrize(
-    ("found", "gold"),
-    [
-        ("2, 1", "(1,2)"),
-        ("(2,1)", "(1,2)"),
-        ("(2,1)", "1,2"),
-        ("[0,1]", "[0,1)"),
-        ("(0,1)", "[0,1)"),
-        ("1", "1,1"),
-        ("1,1", "1,2"),
-        ("1,2,3", "1,2"),
-        ("(1,2)", r"\{1,2\}"),
-        ("(2,1),(3,4)", "(1,2),(3,4)"),
-        (r"(0,9) \cup (9,35)", r"(0,9) \cup (9,36)"),
-        ("5", "6"),
-    ],
-)
-def test_different_form(found: str, gold: str) -> None:
-    assert not same_parts(found, gold)
-
-
-def test_what_a_vote_counts() -> None:
-    for equal in (
-        {"1,234.0", "1234", "$1,234$", "x = 1234", "1234 apples"},
-        {r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"y = \frac{1}{2}"},
-        {"2, 1", "1,2", r"\{1, 2\}", r"x = 1 \text{ or } x = 2"},
-        {"[0, 1)", r"\left[0,1\right)"},
-        {r"\text{East}", "east", "**east**"},
-    ):
-        assert len({canonical(text) for text in equal}) == 1, equal
-    assert canonical("(1,2)") != canonical("(2,1)") and canonical("") == ""
-
-
-def test_more_parts_than_anyone_means() -> None:
-    many = ",".join(str(n) for n in range(MOST_PARTS + 1))
-    assert has_parts(many) and same_parts(many, many) and not same_parts(many[2:] + ",0", many)
-
-
-@given(st.text(alphabet="()[]{}\\,12 +-=pmx", max_size=300), st.text(alphabet="()[],12 ", max_size=60))
-def test_forms_never_raise(found: str, gold: str) -> None:
-    assert same_parts(found, gold) in (True, False) and isinstance(canonical(found), str)
-
-
-@pytest.mark.parametrize("unit", ["\\pm ", "1\\pm", "(1,234,", "((1,2),", "\\cup", "1,", "\\{", "x=", " or "])
-def test_bombs_of_structure(unit: str) -> None:
-    """Two readings a level would be 2^12 of them."""
-    text = (unit * 300)[:300]
-    assert not same_parts(text, "42") and not same_parts(text, "(1,2),(3,4)")
+    assert formulas.warm.cache_info().currsize == 1
 
 
 # ---- long and structured answers, compared whole

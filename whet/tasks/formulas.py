@@ -16,14 +16,15 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from whet.errors import WhetError
-from whet.tasks.final import LONGEST
-from whet.tasks.match import TOLERANCE, split_unit, undress
 
+LONGEST = 300  # characters of the longest answer
+TOLERANCE = Fraction(1, 1_000_000)  # relative to the data's answer, where one of two numbers is a decimal
 PATIENCE_S = 1.0  # seconds of computing per comparison; waiting does not count, so that a busy machine costs no verdict
 DEEPEST = 8  # brackets inside brackets
 MOST_DIGITS = 30  # digits of one number
@@ -53,7 +54,7 @@ class TooSlow(BaseException):
 
 def same_formula(found: str, gold: str) -> bool:
     """Whether math-verify takes them for equal. Raises TooSlow; what could blow up counts as not equal."""
-    found, gold = _prepare(found), _prepare(gold)
+    found, gold = (_PRODUCT.sub(r"\1 \\cdot (", text.strip(" .,;:*`")) for text in (found, gold))
     if not (tame(found) and tame(gold)) or _bases(found) - _bases(gold) or (found.isalpha() and gold.isalpha()):
         return False
     # math-verify takes R for r; where both occur, the capital becomes a letter that is not used otherwise.
@@ -64,11 +65,6 @@ def same_formula(found: str, gold: str) -> bool:
         pattern = re.compile(rf"(\\[A-Za-z]+)|{old}")  # commands stay as they are
         found, gold = (pattern.sub(lambda m: m[1] or new, text) for text in (found, gold))  # noqa: B023
     return _compare(found, gold)
-
-
-def _prepare(text: str) -> str:
-    value, _ = split_unit(text)
-    return _PRODUCT.sub(r"\1 \\cdot (", " ".join(undress(value).split()).strip(" .,;:*`$"))
 
 
 def _bases(text: str) -> set[str]:

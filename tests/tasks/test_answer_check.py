@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from whet.config import Data, Eval
-from whet.tasks.golds import FEW, Golds, check_golds, describe_problems
+from whet.tasks.answer_check import FEW, AnswerCheck, check, describe_problems
 from whet.tasks.judge import Judge
 from whet.tasks.text import TextTask
 
@@ -19,9 +19,9 @@ def task_of(tmp_path: Path, answers: list, **fields) -> TextTask:
     return TextTask(Data(path=str(path), **fields))
 
 
-def golds_of(task: TextTask, **knobs) -> Golds:
+def golds_of(task: TextTask, **knobs) -> AnswerCheck:
     table = task.prompts("train", 0)
-    return check_golds(task, range(len(table)), table.at, **knobs)
+    return check(task, range(len(table)), table.at, **knobs)
 
 
 def test_answers_that_can_be_given(tmp_path) -> None:
@@ -58,7 +58,7 @@ def test_a_sample_is_drawn_by_the_seed(tmp_path) -> None:
 
 
 def test_a_few_bad_rows_are_for_prepare() -> None:
-    few = Golds(answers=100, checked=100, unmatched=int(100 * FEW), example="'x'").sentences()
+    few = AnswerCheck(answers=100, checked=100, unmatched=int(100 * FEW), example="'x'").sentences()
     assert few == [
         "5 of 100 answers cannot be matched by this judge, such as 'x'; whet data prepare leaves such problems out."
     ]
@@ -80,8 +80,8 @@ def test_the_check_ends_when_its_time_is_up(tmp_path, monkeypatch) -> None:
         return got
 
     monkeypatch.setattr(TextTask, "judge", judge)
-    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 600.0)
-    monkeypatch.setattr("whet.tasks.golds.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("whet.tasks.answer_check._TIMEOUT_S", 600.0)
+    monkeypatch.setattr("whet.tasks.answer_check.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Judge, "receive", receive_and_tick)
     found = golds_of(task, seconds=1.0)
     assert (found.checked, found.answers) == (1, 200)
@@ -91,7 +91,7 @@ def test_the_check_ends_when_its_time_is_up(tmp_path, monkeypatch) -> None:
 
 def test_a_judge_that_dies_or_hangs_ends_nothing(tmp_path, monkeypatch) -> None:
     task = task_of(tmp_path, [str(i) for i in range(6)])
-    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 3.0)
+    monkeypatch.setattr("whet.tasks.answer_check._TIMEOUT_S", 3.0)
 
     def judge(self, prompt, response):
         if prompt.answer == "3":

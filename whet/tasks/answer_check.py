@@ -18,11 +18,10 @@ from statistics import median
 import numpy as np
 
 from whet import config
+from whet.tasks.answers import LONGEST, read_json, right_answers, whole_answers
 from whet.tasks.base import problem_key, problem_text
 from whet.tasks.build import build_task
-from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
-from whet.tasks.matcher import read_json, right_answers, whole_answers
 from whet.tasks.text import MOST_META, TextTask, short
 from whet.types import Prompt, Request, Rollout, Sampling, Trace
 
@@ -43,7 +42,7 @@ _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Golds:
+class AnswerCheck:
     """What a check found."""
 
     answers: int  # to be checked
@@ -75,10 +74,10 @@ class Golds:
         return said
 
 
-def check_golds(
+def check(
     task: TextTask, rows: Sequence[int], prompt_at: Callable[[int], Prompt], *,
     sample: int = 0, seed: int = 0, seconds: float = SECONDS, workers: int = 1, memory_mb: int = 2048,
-) -> Golds:  # fmt: skip
+) -> AnswerCheck:  # fmt: skip
     """Judge the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
     drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
     until = time.monotonic() + seconds
@@ -87,7 +86,7 @@ def check_golds(
     checked = long = 0
     with Judge(
         prompts.__getitem__,
-        {task.name: lambda prompt, _: gold_score(task, prompt)},
+        {task.name: lambda prompt, _: answer_score(task, prompt)},
         config.JudgeSettings(workers=workers, timeout_s=_TIMEOUT_S, memory_mb=memory_mb),
         decode=lambda ids: "",
         ordered=False,
@@ -110,10 +109,10 @@ def check_golds(
     if wrong:
         prompt = prompt_at(min(wrong))
         example = f"{short(prompt.answer)} of the problem {short(prompt.text or prompt.messages[-1]['content'])}"
-    return Golds(answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long)
+    return AnswerCheck(answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long)
 
 
-def gold_score(task: TextTask, prompt: Prompt) -> float:
+def answer_score(task: TextTask, prompt: Prompt) -> float:
     """The best score of a response that gives one of the right answers, where the task looks for it."""
     answers = (prompt.answer, *right_answers(prompt.answer))
     return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
@@ -142,7 +141,7 @@ def describe_problems(entry: config.ProblemSettings, folder: str = "") -> list[t
         ("answers", ", ".join(f"{kind} {count / len(table):.0%}" for kind, count in kinds)),
     ]
     if isinstance(task, TextTask) and "answer" in task.columns and not entry.reward:
-        found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
+        found = check(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
         said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
         if found.mostly_wrong:
             said.append("a run refuses answers of which more than half cannot be matched")
