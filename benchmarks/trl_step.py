@@ -1,7 +1,7 @@
 """Seconds of an update of TRL's GRPOTrainer, by what generates: whet's engine, transformers' generate, vLLM colocated;
 and of `whet train` itself ("own").
 
-    python benchmarks/smollm2.py models/smollm2
+    python benchmarks/gguf_model.py smollm2 models/smollm2
     python benchmarks/trl_step.py benchmarks/operations_matrix.toml
 
 Each engine trains the start weights of the matrix by the same config on the same problems of its recipe, each problem
