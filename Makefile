@@ -8,14 +8,18 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench docs pictures format clean
+.PHONY: demo test test-all test-gpu test-real test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench docs pictures format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
-test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(NO_RAY)
-test-all: kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile $(NO_RAY)
+test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(APART)
+test-all: kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile $(APART)
+# Tests with commands of their own.
+APART := --ignore-glob='*/cluster/test_ray*.py' --ignore=tests/real
+# Real weights on a CPU: SmolLM2, and whatever else lies in build/models; the outcomes go into benchmarks/results.
+# SHORT=1: SmolLM2 without the slow tests; nothing is stored.
+test-real: .venv/installed build/models/smollm2 ; $(if $(SHORT),WHET_REAL_MODELS=build/models/smollm2 $(BIN)/python -m pytest -n 2 --dist loadfile tests/real -m "not gpu and not slow",$(BIN)/python benchmarks/real_weights.py)
 # Real Ray clusters of this machine, one test at a time; SHORT=1 leaves out the slow tests.
-NO_RAY := --ignore-glob='*/cluster/test_ray*.py'
 test-ray: .venv/ray ; $(BIN)/python -m pytest tests/cluster/test_ray*.py $(if $(SHORT),-m "not slow")
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapters/test_trl*.py tests/adapters/test_course.py $(if $(SHORT),-m "not slow") # SHORT=1: what every change runs
@@ -46,6 +50,9 @@ clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers .venv-page .
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,lora,dev]'
 	touch $@
+
+build/models/smollm2: | .venv/installed
+	$(BIN)/python benchmarks/gguf_model.py smollm2 $@
 
 .venv/ray: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'

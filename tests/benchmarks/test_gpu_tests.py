@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import gpu_tests
 import pytest
@@ -51,6 +53,59 @@ def test_every_outcome_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     assert why["tests/test_crash.py::test_crash"].startswith("the process ended with code 7")
     assert result["device"] and result["versions"]["torch"] and result["seconds"] > 0
+
+
+REAL = """
+import json, os, pytest
+pytestmark = [
+    pytest.mark.parametrize("model", ["one", "an-other", pytest.param("none", marks=pytest.mark.skip("no weights"))]),
+    pytest.mark.parametrize("device", ["cpu", "cuda"]),
+]
+def test_the_gap(device, model, record_property):
+    record_property("gap_max", json.dumps(0.25))
+    if model != "one" and os.environ.get("LACKS"): pytest.skip("needs another package")
+    assert model == "one", "too far off"
+"""
+
+
+def test_outcomes_on_real_weights_join_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By check and model, each device apart. A skipped check keeps an outcome of the same commit, and no other."""
+    tests, out = tmp_path / "tests" / "real", tmp_path / "table.json"
+    tests.mkdir(parents=True)
+    (tests / "test_real.py").write_text(REAL)
+
+    def stored(commit: str, *, lacks: str = "") -> dict[str, Any]:
+        monkeypatch.setenv("WHET_COMMIT", commit)
+        monkeypatch.setenv("LACKS", lacks)
+        report = tmp_path / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "--junitxml", str(report), str(tests)]
+        subprocess.run(command, cwd=tmp_path, capture_output=True)
+        gpu_tests.store_table(gpu_tests.outcomes(ET.parse(report).getroot()), out)
+        return json.loads(out.read_text())
+
+    first = stored("0123abc")
+    assert first.keys() == {"cpu", "cuda"}
+    for part in first.values():
+        assert part["commit"] == "0123abc" and part["versions"]["torch"] and part["hardware"]["cpu"]
+        (row,) = part["checks"].values()
+        assert part["checks"].keys() == {"the gap"} and row.keys() == {"one", "an-other"}
+        assert (row["one"]["outcome"], row["one"]["gap_max"]) == ("passed", 0.25)
+        assert row["an-other"]["outcome"] == "failed" and "too far off" in row["an-other"]["why"]
+    again = stored("0123abc", lacks="yes")
+    assert again["cpu"]["checks"]["the gap"]["an-other"] == first["cpu"]["checks"]["the gap"]["an-other"]
+    later = stored("fedcba9", lacks="yes")["cpu"]["checks"]["the gap"]["an-other"]
+    assert later["outcome"] == "skipped" and "another package" in later["why"]
+
+
+def test_nothing_is_stored_where_there_are_no_real_weights(tmp_path: Path) -> None:
+    one = {"test": "tests/test_x.py::test_y", "outcome": "passed", "seconds": 0.1, "figures": {}}
+    assert gpu_tests.store_table([one], tmp_path / "table.json") == {}
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_a_crash_is_a_failed_cell() -> None:
+    one = gpu_tests.failure("tests/real/test_x.py::test_the_gap[cuda-one]", "the process ended with code -9")
+    assert gpu_tests.real_cells([one])["cuda"]["the gap"]["one"]["outcome"] == "failed"
 
 
 def test_every_file_that_speaks_of_the_mark_is_found() -> None:
