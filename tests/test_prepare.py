@@ -12,8 +12,8 @@ from whet import config
 from whet.errors import WhetError
 from whet.problems import load_problems
 from whet.recipe import parse_config
-from whet.tasks.base import PromptTable, problem_key
 from whet.tasks.answer_check import answer_score
+from whet.tasks.base import PromptTable, problem_key
 from whet.tasks.text import TextTask
 from whet.tools.prepare import prepare, prepare_file, read_pass_rates, stratified
 from whet.types import Prompt
