@@ -31,7 +31,7 @@ from whet.pictures import token_rows
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
 from whet.rollout.vllm_fit import check_vllm, drafter_of, speculation_of
-from whet.tasks.judge import Judge
+from whet.tasks.judge import HOPELESS, Judge
 from whet.text import Codec
 from whet.types import Clock, Key, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
 from whet.watch import Guards, Stopwatch
@@ -369,6 +369,7 @@ def build_judge(plan: RunPlan, start: Callable[[], Worker] | None = None) -> Jud
         decode=plan.codec.judged,
         ordered=plan.settings.rollout.ordered,
         total=plan.problems.rewards.total,
+        hopeless=HOPELESS,
     )
 
 

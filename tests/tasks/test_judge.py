@@ -166,9 +166,9 @@ def hasty() -> Iterator[Judge]:
         yield judge
 
 
-def make(judge=hostile, ordered: bool = True, **settings) -> Judge:
+def make(judge=hostile, ordered: bool = True, hopeless: int = 0, **settings) -> Judge:
     chosen = config.JudgeSettings(**{"workers": 1, "timeout_s": 30.0, "memory_mb": 512, **settings})
-    return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered)
+    return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered, hopeless=hopeless)
 
 
 def pids(judge: Judge) -> list[int]:
@@ -277,11 +277,46 @@ def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
     assert first.note == second.note == "failed with KeyError: 'nums'"
 
 
-def test_a_slow_judge_is_no_news_but_leaves_a_note(hasty: Judge) -> None:
+def test_a_judge_that_hangs_is_told_at_its_first_timeout() -> None:
     said: list[str] = []
-    hasty.on_message = said.append
-    slow, fine = hasty.judge(rollouts("hang", "right"))
-    assert said == [] and slow.note == "took longer than 3 s" and fine.note == ""
+    with make(timeout_s=0.5) as judge:
+        judge.on_message = said.append
+        first, fine, second = judge.judge(rollouts("hang", "right", "hang"))
+        assert said == [
+            'The judge of task test took longer than 0.5 s (prompt "p"); such a response stays unjudged and trains '
+            "nothing."
+        ]
+        assert first.note == second.note == "took longer than 0.5 s" and fine.note == ""
+        judge.judge(rollouts("raise", "raise"))
+        assert len(said) == 2 and "failed with ZeroDivisionError" in said[1], "another fault is told, too"
+
+
+def test_a_judge_that_gives_up_by_itself_is_no_news() -> None:
+    """As whet's own does over hostile answers."""
+    said: list[str] = []
+
+    def slow(prompt: Prompt, response: str) -> float:
+        raise TooSlow("it takes too long")
+
+    with make(slow) as judge:
+        judge.on_message = said.append
+        (gave_up,) = judge.judge(rollouts("x"))
+    assert said == [] and gave_up.note == "gave up: TooSlow: it takes too long"
+
+
+@pytest.mark.parametrize(("act", "cure"), [("hang", "raise judge.timeout_s"), ("raise", "repair it")])
+def test_a_judge_without_any_verdict_is_given_up(act: str, cure: str) -> None:
+    """Not before so many responses, and never once there was a verdict."""
+    with make(timeout_s=0.2, hopeless=4) as judge:
+        assert {r.verdict for r in judge.judge(rollouts(act, act, act))} == {"unjudged"}
+        with pytest.raises(WhetError) as error:
+            judge.judge(rollouts(act, "right"))
+    said = str(error.value)
+    assert said.startswith("The judge of task test ")
+    assert said.endswith(f'(prompt "p"), and none of the first 4 responses has a verdict: {cure}.')
+    with make(timeout_s=0.2, hopeless=4) as judge:
+        verdicts = [r.verdict for r in judge.judge(rollouts(act, act, act, "wrong", act, act))]
+    assert verdicts == ["unjudged"] * 3 + ["wrong"] + ["unjudged"] * 2
 
 
 def test_a_complaint_cannot_drive_the_terminal() -> None:

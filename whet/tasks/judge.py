@@ -28,7 +28,20 @@ from whet.types import Prompt, Rollout, Verdict, changed
 CHUNK = 64  # most items that a worker receives at once
 MOST_SPARED = 3  # machines in a row that may be lost before the item is blamed
 LUMP_S = 0.005  # seconds of work that are not worth dividing among workers
+HOPELESS = 32  # responses, the first of a run, after which a judge without any verdict is given up
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
+
+
+def judge_name(task: str) -> str:
+    """How a sentence names the judge of a task. The task of a user's judge has its name (`build.name_task`).
+
+    >>> judge_name("text:rewards:score:2"), judge_name("chain:2")
+    ('the reward rewards:score', 'the judge of task chain')
+    """
+    kind, _, own = task.partition(":")
+    module, _, function = own.partition(":")
+    return f"the reward {module}:{function.partition(':')[0]}" if function else f"the judge of task {kind}"
+
 
 # The reward of a rollout with this verdict, and each of its terms; raises WhetError where there is none.
 Total = Callable[[Rollout, Verdict, Judgement], tuple[float, dict[str, float]]]
@@ -40,13 +53,14 @@ class Judge(AbstractContextManager):
     judges: by `Prompt.task`. decode: makes text of `trace.ids`. ordered: `receive` waits for everything that was sent
     and sorts it by group and index, so that a run repeats exactly, whichever rollout or engine was done first;
     otherwise it returns what is ready. start: makes a worker elsewhere; by default it is a process of this machine.
+    hopeless: raise a WhetError if none of so many first responses has a verdict; 0 goes on.
     """
 
     def __init__(
         self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
         decode: Callable[[Sequence[int]], str], ordered: bool = True,
         total: Total = lambda rollout, verdict, said: (said.score, dict(said.terms)),
-        start: Callable[[], Worker] | None = None,
+        start: Callable[[], Worker] | None = None, hopeless: int = 0,
     ) -> None:  # fmt: skip
         self._lookup, self._judges, self._decode = lru_cache(4096)(lookup), judges, decode
         self._settings, self._ordered, self._total = settings, ordered, total
@@ -61,10 +75,13 @@ class Judge(AbstractContextManager):
         self._judged: dict[int, Rollout] = {}  # results not delivered yet, in the order of their arrival
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._pace = LUMP_S  # seconds per item, averaged over the last ones
+        self._hopeless = hopeless
+        self._failed = 0  # responses without a verdict, until the first verdict
+        self._trusted = False  # there was a verdict
         self.complaint = ""  # the last failure, in words for the user
-        # Called with a sentence when the judge of a task raises, or ends its process, for the first time.
+        # Called with a sentence when the judge of a task raises, hangs or ends its process for the first time.
         self.on_message: Callable[[str], None] = lambda sentence: None
-        self._blamed: set[str] = set()  # tasks that on_message was called for
+        self._blamed: set[tuple[str, str]] = set()  # tasks and causes that on_message was called for
         self._workers: list[Worker] = []
         self._closing = weakref.finalize(self, _close_all, self._workers, os.getpid())
         self._start_workers()  # now, while the process is small and has few threads
@@ -186,7 +203,8 @@ class Judge(AbstractContextManager):
             if reply.kind == Kind.SCORE:
                 self._settle(item, Judgement(score=reply.score, final=reply.final, terms=reply.terms))
             elif reply.kind == Kind.LATE:
-                self._fail(item, "timeouts", f"gave up: {reply.note}")
+                # The judge of whet's own text task gives up on hostile answers, which is no news.
+                self._fail(item, "timeouts", f"gave up: {reply.note}", news=False)
             else:
                 self._fail(item, "errors", f"failed with {reply.note}")
         return bool(answered) and answered[-1][1].kind == Kind.FULL
@@ -222,18 +240,24 @@ class Judge(AbstractContextManager):
             self._fail(item, "errors", f"leaves no reward: {error}")
             return
         self._counts[verdict] += 1
+        self._trusted = True
         judged = changed(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
         self._deliver(item.number, judged)
 
-    def _fail(self, item: Item, cause: str, what: str) -> None:
+    def _fail(self, item: Item, cause: str, what: str, news: bool = True) -> None:
         self._counts[cause] += 1
         self._counts["unjudged"] += 1
         task = item.prompt.task
-        self.complaint = f'the judge of task {task} {what} (prompt "{item.prompt.id}")'
-        if cause != "timeouts" and task not in self._blamed:  # at once: a run may starve before its first warning
-            self._blamed.add(task)
-            self.on_message(f"T{self.complaint[1:]}; such a response stays unjudged and trains nothing.")
+        self.complaint = f'{judge_name(task)} {what} (prompt "{item.prompt.id}")'
+        said = f"T{self.complaint[1:]}"
+        if news and (task, cause) not in self._blamed:  # at once: the first warning may be hours away
+            self._blamed.add((task, cause))
+            self.on_message(f"{said}; such a response stays unjudged and trains nothing.")
         self._deliver(item.number, changed(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
+        self._failed += 1
+        if self._failed == self._hopeless and not self._trusted:
+            cure = "raise judge.timeout_s" if cause == "timeouts" else "repair it"
+            raise WhetError(f"{said}, and none of the first {self._failed} responses has a verdict: {cure}.")
 
     def _deliver(self, number: int, rollout: Rollout) -> None:
         self._doubted.discard(number)
