@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from faults import Faults, Killed
-from small_run import SMALL, Silent, Stop, assert_same_run, even_digits, small_config
+from small_run import SMALL, Silent, Stop, assert_same_run, even_digits, newest_weights, small_config
 
 from whet import api, cli, files
 from whet.errors import WhetError
@@ -22,6 +25,7 @@ from whet.recipe import dump_config, load_config
 from whet.report import live
 from whet.report.live import RunProgress
 from whet.run import read_metrics
+from whet.tasks.golds import NOISE
 
 KINDS = {
     "barrier": (),
@@ -202,3 +206,93 @@ def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     arguments = {"watcher": Stop(5), "reward": even_digits}
     assert api.run_recipe(small_config(), tmp_path / "run", **arguments) == 0
     assert api.run_recipe(small_config(), tmp_path / "other", watcher=Stop(3), reward=even_digits) == signal.SIGINT
+
+
+@pytest.mark.parametrize("mode", ["barrier", "stream"])
+def test_a_judge_that_hangs_does_not_hold_up_a_run_that_is_to_stop(tmp_path: Path, mode: str) -> None:
+    """The judge itself asks the run to stop, and then never answers. What it was given is judged after the resume."""
+    sets = (f"rollout.mode={mode}", "judge.timeout_s=2", "judge.workers=1", "save.every=50")
+    hangs, asked, parent = tmp_path / "hangs", tmp_path / "asked", os.getpid()
+
+    class Breaks(Silent):
+        def update(self, metrics: dict[str, float], progress: float) -> None:
+            super().update(metrics, progress)
+            if metrics["step"] == 3:  # the next evaluation follows the fourth step
+                hangs.touch()
+
+    def judge(prompt: object, response: str) -> float:
+        if hangs.exists():
+            if not asked.exists():
+                asked.touch()
+                os.kill(parent, signal.SIGTERM)
+            time.sleep(3600)
+        return even_digits(prompt, response)
+
+    train(tmp_path / "whole", *sets)
+    folder = tmp_path / "parts"
+    stopped = api.run_recipe(small_config(*sets), folder, watcher=Breaks(), reward=judge)
+    assert stopped == signal.SIGTERM and [row["step"] for row in read_metrics(folder)] == [0, 1, 2, 3]
+    hangs.unlink()
+    resumed = train(folder, *sets, resume=True)
+    assert "Resuming after step 3." in resumed.messages
+    mine, theirs = newest_weights(tmp_path / "whole"), newest_weights(folder)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    spent = ("tokens_generated", "rollouts", "prompts_seen", "tokens_trained")
+    last, again = (read_metrics(run)[-1] for run in (tmp_path / "whole", folder))
+    assert [last[name] for name in spent] == [again[name] for name in spent]
+
+
+def test_a_judge_that_hangs_in_an_evaluation_is_not_waited_for(tmp_path: Path) -> None:
+    parent, asked = os.getpid(), tmp_path / "asked"
+
+    def judge(prompt: Any, response: str) -> float:
+        if prompt.id.startswith("eval:") and response != NOISE:
+            if not asked.exists():
+                asked.touch()
+                os.kill(parent, signal.SIGTERM)
+            time.sleep(3600)
+        return 0.0
+
+    sets = ("judge.timeout_s=2", "judge.workers=1")
+    watcher = Silent()
+    assert api.run_recipe(small_config(*sets), tmp_path / "run", watcher=watcher, reward=judge) == signal.SIGTERM
+    (row,) = read_metrics(tmp_path / "run")
+    assert row["step"] == 0 and "eval/held_out/accuracy" not in row
+    assert (tmp_path / "run" / "checkpoints" / "step_00000000").is_dir()
+    assert sum("took longer" in said for said in watcher.messages) <= 1
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_a_run_at_once(tmp_path: Path) -> None:
+    """The judge hangs for longer than this test may take."""
+    recipe, folder = process_recipe(tmp_path, 40), tmp_path / "run"
+    text = recipe.read_text().replace("small_run:even_digits", "hanging:judge").replace("120.0", "5000.0")
+    recipe.write_text(text)
+    (tmp_path / "hanging.py").write_text(
+        "import time\n"
+        "def judge(prompt, response):\n"
+        f"    if response in ('', {NOISE!r}): return 0.0\n"
+        "    open('hangs', 'w').close()\n"
+        "    time.sleep(4000)\n"
+    )
+    command = [sys.executable, "-m", "whet", "train", "--out", str(folder), str(recipe)]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with folder.with_suffix(".log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: (tmp_path / "hangs").exists(), process, folder)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "Finishing this step" in said(folder), process, folder)
+        time.sleep(1.2)  # a repetition within a second is taken for the same signal
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+    assert f"It stopped at once; whet train --out {folder} --resume begins again." in said(folder)
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert process.poll() is None and time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)

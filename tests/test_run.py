@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 import whet
 from whet import files
-from whet.errors import WhetError
+from whet.errors import Stopped, WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import load_config
@@ -544,9 +544,13 @@ def test_signals_ask_to_stop(tmp_path):
             assert not run.stopping
             signal.raise_signal(signal.SIGTERM)
             assert run.stopping
-            signal.raise_signal(signal.SIGTERM)
-            with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)  # as `timeout` does, which also sends it to its group
+            with pytest.raises(Stopped):
                 signal.raise_signal(signal.SIGINT)
+            run.signal_at -= 2.0  # as if it had been two seconds ago
+            with pytest.raises(Stopped) as again:
+                signal.raise_signal(signal.SIGTERM)
+            assert again.value.number == signal.SIGTERM and run.signal == signal.SIGTERM
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
         run.signal = 0
         with run.stop_signals():

@@ -183,7 +183,11 @@ def train(
             name = str(recipe or "")
             stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus, name=name)
     except Stopped as error:
-        say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
+        from whet.run import checkpoint_steps
+
+        steps = checkpoint_steps(folder)
+        goes_on = f"goes on from step {steps[-1]}" if steps else "begins again"
+        say(f"It stopped at once; whet train --out {folder} --resume {goes_on}.")
         raise typer.Exit(128 + error.number) from None
     tell = say if "jsonl" in log else show  # then standard output is for the rows alone
     tell(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")

@@ -22,7 +22,7 @@ class Collapsed(WhetError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal arrived while there was nothing to save; its number sets the exit code."""
+    """A signal ends the run at once: a second one, or where there is nothing to save. Its number sets the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from whet.errors import Collapsed, Diverged, Starved
 from whet.eval import evaluate
 from whet.pictures import Pictures
 from whet.run import Run
+from whet.tasks.judge import Unfinished
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
 
@@ -51,9 +52,9 @@ def train(parts: Parts, log: Log) -> None:
                 with watch.timing("generate"):
                     engine.submit(asked)
                     finished = engine.collect(judge.send)  # the judges work while the engine decodes
+                parts.tally.generated(asked, finished)
                 with watch.timing("judge"):
                     judged = judge.receive(wait=engine.idle)  # wait only if nothing is left to decode
-                parts.tally.generated(asked, finished)
                 curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped groups teach, too
                 log.observe(asked, judged)  # raises Starved if nothing was asked, runs or was judged
             log.emitted(batch)
@@ -82,6 +83,8 @@ class Log:
         self.still = 0  # rounds in a row in which nothing moved
         self.pictures = Pictures(parts.curriculum.metrics())
         parts.judge.on_message = watcher.message
+        timeout_s = self.settings.judge.timeout_s
+        parts.judge.until = lambda: run.signal_at + timeout_s
 
     @property
     def stopping(self) -> bool:
@@ -100,11 +103,16 @@ class Log:
 
     @contextmanager
     def step(self) -> Iterator[Stopwatch]:
-        """One step. If it starves, its rollouts are kept for `whet view`, and a judge that failed is quoted first."""
+        """One step. If it starves, its rollouts are kept for `whet view`, and a judge that failed is quoted first. If
+        the run is to stop while judges still work, the checkpoint has what they were given, and the step goes on later.
+        """
         self.seen, self.still = [], 0
         self.pictures.begin()
         try:
             yield self.watch
+        except Unfinished:
+            self.parts.tally.time_s += self.watch.without("save", "eval")
+            self.save({})
         except Starved as error:
             self._write_rollouts(self.parts.tally.step + 1, self.seen)
             failed = sum(bool(rollout.note) for rollout in self.seen)
@@ -207,18 +215,21 @@ class Log:
     def evaluate_due(self) -> dict[str, float]:
         """Evaluate before the first step, every so many steps, and after the last."""
         parts, watch = self.parts, self.watch
-        metrics, kept = dict[str, float](), list[Rollout]()
-        with watch.timing("eval"):
+        metrics, kept, unfinished = dict[str, float](), list[Rollout](), True
+        with watch.timing("eval"), suppress(Unfinished):  # a run that is to stop leaves the rest out
             for eval_set in parts.evals:
                 if parts.tally.step % eval_set.every == 0 or parts.done:
                     metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
+            unfinished = False
         if kept:
             with watch.timing("save"):
                 self._write_rollouts(parts.tally.step, kept, kind="eval")
         decoded = parts.engine.stats().get("rollout/tokens", 0.0)
         parts.judge.stats()  # evaluation is no part of the next step's counters
         others = max(0.0, decoded - sum(r.length for r in kept))
-        if others:  # under stream, training rollouts decode in the same batches, so the time is divided by tokens
+        if (
+            others and not unfinished
+        ):  # under stream, training rollouts decode in the same batches, so the time is divided by tokens
             beside = watch.seconds["eval"] * others / decoded
             watch.move("eval", "generate", beside)
             parts.tally.time_s += beside

@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -26,12 +27,13 @@ from typing import Any, Self
 import numpy as np
 
 from whet import files
-from whet.errors import WhetError
+from whet.errors import Stopped, WhetError
 from whet.learn.checkpoint import verify_checkpoint
 
 CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
 PICTURES, MACHINE, SCORES, BEST = "pictures.jsonl", "machine.json", "scores.json", "best.json"
 LOGS = (METRICS, PICTURES)  # one line per step
+REPEAT_S = 1.0  # seconds in which another SIGTERM is the same one: `timeout` sends it to the process and to its group
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
 _ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
 _HELD: set[int] = set()  # handles of the locks of this process
@@ -43,6 +45,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
+        self.signal_at = math.inf  # when it came, by `time.monotonic`
         self.why = ""  # why the run stops, where that is a fault
         self._lock = _lock(folder / LOCK)
 
@@ -174,16 +177,18 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     @contextlib.contextmanager
     def stop_signals(self, on_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """In the main thread SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT is an interrupt."""
+        """In the main thread SIGINT and SIGTERM set `signal` and call `on_signal`; a second one raises `Stopped`."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def ask_to_stop(number: int, _: FrameType | None) -> None:
-            if self.stopping and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.signal = self.signal or number
-            on_signal()
+            now = time.monotonic()
+            if self.stopping if number == signal.SIGINT else now > self.signal_at + REPEAT_S:
+                raise Stopped(number)
+            if not self.signal:
+                self.signal, self.signal_at = number, now
+                on_signal()
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

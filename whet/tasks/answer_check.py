@@ -33,6 +33,7 @@ KNOBS = (
     'name another column by columns = { answer = "..." }, say where a response gives its answer by options = '
     '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
 )
+NOISE = "}{ \\boxed{ 0x~ \n<answer> --7,,.5e"  # a response that answers nothing
 _TIMEOUT_S = 2.0
 # The judge of a check reads only the prompt.
 _ASKED = Request(prompt_id="", group_id=0, n=1, sampling=Sampling(max_tokens=1), phase="eval")

@@ -47,6 +47,10 @@ def judge_name(task: str) -> str:
 Total = Callable[[Rollout, Verdict, Judgement], tuple[float, dict[str, float]]]
 
 
+class Unfinished(Exception):
+    """The run is to stop, and the time for which it may wait for verdicts is over. `pending` holds what is lacking."""
+
+
 class Judge(AbstractContextManager):
     """A pool of worker processes.
 
@@ -81,6 +85,8 @@ class Judge(AbstractContextManager):
         self.complaint = ""  # the last failure, in words for the user
         # Called with a sentence when the judge of a task raises, hangs or ends its process for the first time.
         self.on_message: Callable[[str], None] = lambda sentence: None
+        # Until when verdicts may be waited for, by `time.monotonic`; a run that was told to stop gives an end.
+        self.until: Callable[[], float] = lambda: math.inf
         self._blamed: set[tuple[str, str]] = set()  # tasks and causes that on_message was called for
         self._workers: list[Worker] = []
         self._closing = weakref.finalize(self, _close_all, self._workers, os.getpid())
@@ -99,7 +105,7 @@ class Judge(AbstractContextManager):
         """Judged copies. `wait` only matters if not `ordered`: wait for at least one, if any is to come."""
         self._move(wait=False)
         while self._awaited and (self._ordered or (wait and not self._judged)):
-            self._move(wait=True)
+            self._wait()
         order = sorted(self._open, key=lambda n: self._open[n].key) if self._ordered else list(self._judged)
         for number in order:
             del self._open[number]
@@ -114,7 +120,7 @@ class Judge(AbstractContextManager):
                 numbers.append(self._number(rollout, items.append))
             self._todo.extendleft(reversed(items))
             while not self._awaited.isdisjoint(numbers):
-                self._move(wait=True)
+                self._wait()
             return [self._judged[number] for number in numbers]
         finally:
             for number in numbers:  # also after Ctrl-C, when no caller will fetch them
@@ -158,6 +164,11 @@ class Judge(AbstractContextManager):
         self._awaited.add(number)
         return number
 
+    def _wait(self) -> None:
+        if time.monotonic() >= self.until():
+            raise Unfinished
+        self._move(wait=True)
+
     def _move(self, wait: bool) -> None:
         """One round: hand out work, wait (if so) for an answer or a deadline, book the answers, and bury workers that
         are dead, silent or out of memory."""
@@ -168,10 +179,12 @@ class Judge(AbstractContextManager):
             return
         if wait:
             first_deadline = min(worker.deadline(self._settings.timeout_s) for worker in busy.values())
+            # A signal does not end the poll: so that it is heeded in time, none is longer than an item may take.
+            end = min(first_deadline, self.until(), time.monotonic() + self._settings.timeout_s)
             poll = select.poll()  # `multiprocessing.connection.wait` takes ten times as long
             for conn in busy:
                 poll.register(conn, select.POLLIN)
-            poll.poll(max(0.0, 1000 * (first_deadline - time.monotonic())))
+            poll.poll(max(0.0, 1000 * (end - time.monotonic())))
         for worker in busy.values():
             out_of_memory = self._book(worker.read())
             if out_of_memory or worker.broken:
