@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,7 +15,7 @@ from typing import get_args
 import pytest
 from small_run import SMALL, model_folder, problem_file
 
-from whet import cli, files
+from whet import cli, errors, files
 from whet.curriculum.build import CURRICULA
 from whet.recipe import dump_config, load_config
 from whet.run import Run
@@ -192,6 +193,58 @@ def test_help_names_the_values_of_an_option(
         assert call(monkeypatch, command, "--help") == 0
         words = set(re.findall(r"\w+", capsys.readouterr().out))
         assert set(names) <= words
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("return float('nan')", "failed with ValueError: a score or a reward is a finite number, not nan"),
+        ("return '1.0'", "failed with TypeError: a judge returns a number, this one a str"),
+        ("raise KeyError('nums')", "failed with KeyError: 'nums'"),
+        ("return later(response)", "failed with TypeError: a judge returns a number, this one a coroutine"),
+        ("os._exit(3)", "ended its process"),
+        ("while True: pass", "took longer than 0.5 s"),
+    ],
+)
+def test_a_reward_that_never_gives_a_verdict_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str, why: str
+) -> None:
+    """By a dry run, too."""
+    judge = f"import os\nasync def later(response): return 1.0\ndef judge(prompt, response):\n    {body}\n"
+    name = "broken_" + re.sub(r"\W", "_", body)
+    (tmp_path / f"{name}.py").write_text(judge)
+    monkeypatch.chdir(tmp_path)
+    flags = (*QUICK, f"--reward={name}:judge", "--set=judge.timeout_s=0.5")
+    for words in (("--dry-run",), (f"--out={tmp_path / 'run'}",)):
+        said = " ".join(refused(monkeypatch, capsys, "train", *flags, *words).split())
+        assert said.startswith("whet: Called with the answer of problem ")
+        cure = "raise judge.timeout_s" if "longer" in why else "repair it"
+        assert f"the reward {name}:judge {why}; " in said
+        assert said.endswith(f"an empty response and noise get no verdict either: {cure}.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_that_fails_on_an_empty_response_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "picky_judge.py").write_text("def judge(prompt, response):\n    return float(response[0] == '3')\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "train", "--dry-run", *QUICK, "--reward=picky_judge:judge") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Called with an empty response, the reward picky_judge:judge failed with IndexError: " in printed
+
+
+def test_an_import_that_hangs_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hangs = "import time\ntry:\n    time.sleep(3600)\nexcept Exception:\n    pass\n"
+    (tmp_path / "slow_import.py").write_text(f"{hangs}def judge(prompt, response):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(errors, "IMPORT_S", 0.3)
+    before = signal.getsignal(signal.SIGALRM)
+    said = " ".join(refused(monkeypatch, capsys, "train", *QUICK, "--reward=slow_import:judge", "--dry-run").split())
+    assert 'reward = "slow_import:judge": importing slow_import took longer than 0.3 s;' in said
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,15 @@ from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, load_arrays, save_checkpoint
 from whet.model.names import check_name
 from whet.pictures import token_rows
-from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
+from whet.problems import (
+    EncodedPrompts,
+    JudgeFunction,
+    Problems,
+    anchor_paths,
+    check_answers,
+    check_judges,
+    load_problems,
+)
 from whet.rollout.base import Engine, RolloutStore
 from whet.rollout.vllm_fit import check_vllm, drafter_of, speculation_of
 from whet.tasks.judge import HOPELESS, Judge
@@ -140,6 +148,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     settings = anchor_paths(settings)
     settings, vllm_notes = check_vllm(settings)
     problems = load_problems(settings, reward)
+    tried = check_judges(settings, problems, given=reward is not None)
     for entry in settings.warm_start:
         problems.solutions(np.random.default_rng(0), 1, entry.options)
     from whet.model.load import check_model, eos_of, load_tokenizer
@@ -149,7 +158,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     check_drafter(settings, network or tiny_skeleton(settings, len(codec.tokenizer)))
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
-    notes = [*vllm_notes, *problems.notes, *check_answers(settings, problems), *left_out]
+    notes = [*vllm_notes, *problems.notes, *check_answers(settings, problems), *tried, *left_out]
     built = None
     if training:  # refuses thresholds, budgets and subsets that cannot be met
         sampling, facts = training_sampling(settings, codec), problems.facts()
@@ -304,6 +313,7 @@ class Parts(Actor):
     guards: Guards = field(default_factory=Guards)
     fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
     warm_start_s: float = 0.0
+    ended: bool = False  # before its budget: nothing is left to learn
 
     def __post_init__(self) -> None:
         import torch
@@ -315,6 +325,8 @@ class Parts(Actor):
 
     @property
     def progress(self) -> float:
+        if self.ended:
+            return 1.0
         settings, tally = self.plan.settings, self.tally
         shares = [tally.step / settings.steps if settings.steps else 1.0]  # steps = 0 only evaluates
         budgets = ((tally.tokens_generated, settings.token_budget), (tally.time_s, settings.time_budget))

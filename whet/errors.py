@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from types import ModuleType
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Any
+
+IMPORT_S = 120.0  # seconds that importing a module of the user's may take; one may load a model
 
 
 class WhetError(Exception):
@@ -15,6 +21,10 @@ class WhetError(Exception):
 
 class Starved(WhetError):
     """A curriculum cannot fill a batch, and its starvation policy is to stop rather than to wait for ever."""
+
+
+class Mastered(Starved):
+    """No batch can be filled since nearly all prompts are solved: a training ends well by it."""
 
 
 class Collapsed(WhetError):
@@ -46,7 +56,11 @@ def import_own(spec: str, where: str) -> tuple[ModuleType, Any]:
         sys.path.append(here)  # last: a file there must not replace a package or the standard library
         importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        with _alarm(IMPORT_S):
+            module = importlib.import_module(module_name)
+    except _TooLong:
+        cure = "leave what takes so long to the first call, or mend what it waits for"
+        raise WhetError(f"{where}: importing {module_name} took longer than {IMPORT_S:g} s; {cure}.") from None
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             why = f'there is no module "{module_name}" in {here} or among the installed packages'
@@ -56,3 +70,26 @@ def import_own(spec: str, where: str) -> tuple[ModuleType, Any]:
     except Exception as error:
         raise WhetError(f"{where}: importing {module_name} failed with {type(error).__name__}: {error}.") from error
     return module, getattr(module, name, None)
+
+
+class _TooLong(BaseException):
+    """Not an Exception, which a module under import may catch."""
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise `_TooLong` in the main thread after so many seconds. Other threads get no signals, so there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)

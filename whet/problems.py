@@ -248,6 +248,28 @@ def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     return notes
 
 
+def check_judges(settings: config.Config, problems: Problems, given: bool) -> list[str]:
+    """Sentences on judges and reward terms of the user's that fail on one of three responses; one that fails on all of
+    them is refused. given: all prompts are judged by a function from Python."""
+    if settings.judge.where == "workers":  # it may need what only their machines have
+        return []
+    first: dict[str, Prompt] = {}
+    row = 0
+    for task, (size, _) in zip(problems.tasks, problems.shares, strict=True):
+        if size:
+            first.setdefault(task.name, problems.train.at(row))
+        row += size
+    for prompts in problems.evals.values():
+        if prompts:
+            first.setdefault(prompts[0].task, prompts[0])
+    every = given or any(":" in name for name in problems.rewards.names)
+    notes = []
+    for name, prompt in first.items():
+        if every or name.count(":") > 1:  # the name of a task with a judge of the user's holds "module:function"
+            notes += golds.try_judge(problems.judges[name], prompt, settings.judge)
+    return notes
+
+
 def anchor_paths(settings: config.Config) -> config.Config:
     """Files and folders by their absolute paths, so that a run can be resumed from any folder; names stay names."""
 

@@ -2,7 +2,8 @@
 
 `assembly` checks a sample of the answers before a run, `whet data look` checks all. Each answer is judged as if a
 response gave it, in killable processes as in a run, and the whole check ends when its time is up. Only task "text" is
-checked: a user's judge may want more than an answer, and the other tasks make their answers themselves.
+checked: a user's judge may want more than an answer, and the other tasks make their answers themselves. A user's judge
+is called three times instead (`try_judge`), and need not find anything right.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from statistics import median
 import numpy as np
 
 from whet import config
+from whet.errors import WhetError
 from whet.tasks.answers import LONGEST, read_json, right_answers, whole_answers
 from whet.tasks.base import problem_key, problem_text
-from whet.tasks.build import build_task
-from whet.tasks.judge import Judge
+from whet.tasks.build import Grader, build_task
+from whet.tasks.judge import Judge, judge_name
 from whet.tasks.text import MOST_META, TextTask, short
 from whet.types import Prompt, Request, Rollout, Sampling, Trace
 
@@ -117,6 +119,29 @@ def answer_score(task: TextTask, prompt: Prompt) -> float:
     """The best score of a response that gives one of the right answers, where the task looks for it."""
     answers = (prompt.answer, *right_answers(prompt.answer))
     return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
+
+
+def try_judge(judge: Grader, prompt: Prompt, settings: config.JudgeSettings) -> list[str]:
+    """Call a judge with the limits of a run: with the right answer, with nothing and with noise. It is refused if it
+    judges none of them; returned is a sentence on the first that it does not judge."""
+    tried = {f"the answer of problem {prompt.id}": prompt.answer, "an empty response": "", "noise": NOISE}
+    texts = list(tried.values())
+    limits = {"workers": len(texts), "truncated": "judge"}  # one each, so that a hang is waited for once
+    sent = [replace(_EMPTY, index=place, trace=replace(_NOTHING, ids=np.array([place]))) for place in range(len(texts))]
+    with Judge(
+        lambda _: prompt,
+        {prompt.task: judge},
+        settings.model_copy(update=limits),
+        decode=lambda ids: texts[ids[0]],
+    ) as trial:
+        notes = [rollout.note for rollout in trial.judge(sent)]
+    failed = [
+        f"Called with {what}, {judge_name(prompt.task)} {note}" for what, note in zip(tried, notes, strict=True) if note
+    ]
+    if all(notes):
+        cure = "raise judge.timeout_s" if "took longer" in notes[0] else "repair it"
+        raise WhetError(f"{failed[0]}; an empty response and noise get no verdict either: {cure}.")
+    return [f"{sentence}; such a response stays unjudged and trains nothing." for sentence in failed[:1]]
 
 
 # ---- the summary of a data entry
