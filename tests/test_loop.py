@@ -12,11 +12,13 @@ from small_run import Silent, assert_same_run, even_digits, newest_weights, smal
 
 from whet import api, loop
 from whet.assembly import build_parts, check_run
-from whet.errors import Diverged, Starved
+from whet.errors import Diverged, Starved, WhetError
 from whet.learn.learner import Learner
 from whet.recipe import dump_config
+from whet.report.arms import read_run
 from whet.rollout.engine import LocalEngine
-from whet.run import Run, read_metrics, read_rollouts
+from whet.run import Run, read_metrics, read_rollouts, read_scores
+from whet.tasks.golds import NOISE
 from whet.tasks.judge import Judge
 from whet.types import Batch, Report, Rollout
 
@@ -175,11 +177,59 @@ def test_dapo_trains_on_groups_with_signal_alone(tmp_path: Path) -> None:
 
 
 def test_starvation_is_said_not_suffered(tmp_path: Path) -> None:
-    with pytest.raises(Starved):
-        run(tmp_path / "a", "curriculum.name=dapo", "curriculum.patience=2", reward=lambda prompt, response: 1.0)
+    with pytest.raises(Starved, match=r"almost no prompt is ever solved \(mean pass rate 0.00\)"):
+        run(tmp_path / "a", "curriculum.name=dapo", "curriculum.patience=2", reward=lambda prompt, response: 0.0)
     run(tmp_path / "b", "curriculum.name=dapo", "curriculum.patience=2", "curriculum.starvation=relax",
         reward=lambda prompt, response: 1.0)  # fmt: skip
     assert read_metrics(tmp_path / "b")[-1]["curriculum/starved"] > 0
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_run_that_has_nothing_left_to_learn_ends_well(tmp_path: Path, after: int) -> None:
+    """It is evaluated, saved and finished; what is resumed ends as well."""
+    solved = tmp_path / "solved"
+
+    class Solves(Silent):
+        def update(self, metrics: dict[str, float], progress: float) -> None:
+            super().update(metrics, progress)
+            if metrics["step"] == after:
+                solved.touch()
+
+    def judge(prompt: object, response: str) -> float:
+        return 1.0 if solved.exists() else even_digits(prompt, response)
+
+    sets = ("curriculum.name=dapo", "curriculum.patience=2", "steps=9", "eval.0.every=3", "save.every=50")
+    folder, watcher = tmp_path / "run", Solves()
+    assert api.run_recipe(small_config(*sets), folder, watcher=watcher, reward=judge) == 0
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == list(range(after + 2)) and rows[-1]["mastered"] == 1.0
+    assert watcher.messages[-1].startswith("Nothing is left to learn, so the run ends as finished. Step ")
+    why = "almost all prompts are solved (mean pass rate 1.00): 6 were tried and none found useful, 3 are needed"
+    assert f"{why} (0 too hard, 6 too easy, 0 unjudged, 0 cut); take harder prompts" in watcher.messages[-1]
+    assert "eval/held_out/accuracy" not in rows[-1], "these weights were evaluated after the step before"
+    assert (folder / "checkpoints" / f"step_{after + 1:08d}").is_dir() and (folder / "report.html").is_file()
+    assert read_run("run", folder).unfinished == ""
+    assert {row["verdict"] for row in read_rollouts(folder, after + 1)} == {"right"}
+    again = Silent()
+    assert api.run_recipe(small_config(*sets), folder, watcher=again, reward=judge, resume=True) == 0
+    assert again.messages[-1].startswith("Nothing is left to learn") and read_metrics(folder)[-1]["mastered"] == 1.0
+
+
+def test_the_last_weights_of_a_run_that_has_nothing_left_to_learn_are_evaluated(tmp_path: Path) -> None:
+    sets = ("curriculum.name=dapo", "curriculum.patience=2", "eval.0.every=3")
+
+    class Solves(Silent):
+        def update(self, metrics: dict[str, float], progress: float) -> None:
+            if metrics["step"] == 2:
+                (tmp_path / "solved").touch()
+
+    def judge(prompt: object, response: str) -> float:
+        return 1.0 if (tmp_path / "solved").exists() else even_digits(prompt, response)
+
+    assert api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Solves(), reward=judge) == 0
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["step"] == 3 and last["eval/held_out/accuracy"] == 1.0
+    assert read_scores(tmp_path / "run")[3] == 1.0, "the best checkpoint is chosen by it, too"
 
 
 def test_a_reward_that_raises_or_loops_costs_its_rollouts_alone(tmp_path: Path) -> None:
@@ -243,21 +293,36 @@ def test_further_rewards_are_weighed_in_and_shown(tmp_path: Path, monkeypatch: p
 
 def test_a_judge_that_raises_is_quoted_first(tmp_path: Path) -> None:
     def needy(prompt, response) -> float:
+        if response == NOISE or prompt.id.startswith("eval:"):
+            return 0.0
         return float(prompt.meta["nums"][0])
 
     silent = Silent()
     with pytest.raises(Starved) as error:
         run(tmp_path / "a", reward=needy, silent=silent)
-    for said in (silent.messages[0], str(error.value)):
+    for said in (next(said for said in silent.messages if said[:1] == "T"), str(error.value)):
         assert said.startswith("The judge of task chain") and "failed with KeyError: 'nums' (prompt \"" in said
-    assert "responses were not judged; whet view shows them. Step 0: only 0 of the 3 groups" in str(error.value)
+    assert "responses were not judged; whet view shows them. Step 0: most groups have no verdict" in str(error.value)
     rows = list(read_rollouts(tmp_path / "a", 1))
     assert rows and all(row["note"] == "failed with KeyError: 'nums'" for row in rows)
 
 
+@pytest.mark.parametrize("limit", [12, 60])
+def test_a_run_without_any_verdict_stops_soon(tmp_path: Path, limit: int) -> None:
+    """In its first step, or in the midst of its first evaluation, long before its patience is over."""
+
+    def broken(prompt, response) -> float:
+        return 0.0 if response == NOISE else float(prompt.meta["nums"][0])
+
+    with pytest.raises(WhetError, match=r"none of the first 32 responses has a verdict: repair it\.$") as error:
+        run(tmp_path / "a", f"eval.0.limit={limit}", reward=broken)
+    assert str(error.value).startswith("The judge of task chain failed with KeyError: 'nums'")
+    assert len(read_metrics(tmp_path / "a")) == (limit == 12)
+
+
 def test_starving_for_other_reasons_blames_no_judge(tmp_path: Path) -> None:
     silent = Silent()
-    with pytest.raises(Starved, match=r"^Step 0: only"):
+    with pytest.raises(Starved, match=r"^Step 0: almost no prompt is ever solved"):
         run(tmp_path / "a", "curriculum.name=dapo", reward=lambda prompt, response: 0.0, silent=silent)
     assert not [message for message in silent.messages if "judge of task" in message]
     assert {row["verdict"] for row in read_rollouts(tmp_path / "a", 1)} == {"wrong"}

@@ -20,8 +20,8 @@ import numpy as np
 from whet import config
 from whet.assembly import Parts, save_parts
 from whet.curriculum.base import Evidence
-from whet.errors import Collapsed, Diverged, Starved
-from whet.eval import evaluate
+from whet.errors import Collapsed, Diverged, Mastered, Starved
+from whet.eval import EvalSet, evaluate
 from whet.pictures import Pictures
 from whet.run import Run
 from whet.tasks.judge import Unfinished
@@ -113,6 +113,8 @@ class Log:
         except Unfinished:
             self.parts.tally.time_s += self.watch.without("save", "eval")
             self.save({})
+        except Mastered as error:
+            self.finish(error)
         except Starved as error:
             self._write_rollouts(self.parts.tally.step + 1, self.seen)
             failed = sum(bool(rollout.note) for rollout in self.seen)
@@ -121,6 +123,19 @@ class Log:
             complaint = f"T{self.parts.judge.complaint[1:]}"
             quoted = f"{complaint}, and {failed:,} of {len(self.seen):,} responses were not judged"
             raise Starved(f"{quoted}; whet view shows them. {error}") from None
+
+    def finish(self, error: Mastered) -> None:
+        """End a run that has learned all there is. The step that found nothing to train on is its last."""
+        parts = self.parts
+        # An evaluation after the update before has seen the same weights.
+        due = [eval_set for eval_set in parts.evals if parts.tally.step % eval_set.every]
+        parts.tally.step, parts.ended = parts.tally.step + 1, True
+        parts.tally.time_s += self.watch.without("save", "eval")
+        self._write_rollouts(parts.tally.step, self.seen)
+        metrics = self.evaluate(due) | {"mastered": 1.0}
+        self.record(metrics)
+        self.save(metrics)
+        self.watcher.message(f"Nothing is left to learn, so the run ends as finished. {error}")
 
     def observe(self, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
         """Raise where nothing was asked, running or judged twice in a row: waiting longer would change nothing."""
@@ -214,12 +229,15 @@ class Log:
 
     def evaluate_due(self) -> dict[str, float]:
         """Evaluate before the first step, every so many steps, and after the last."""
+        parts = self.parts
+        return self.evaluate([due for due in parts.evals if parts.tally.step % due.every == 0 or parts.done])
+
+    def evaluate(self, sets: Sequence[EvalSet]) -> dict[str, float]:
         parts, watch = self.parts, self.watch
         metrics, kept, unfinished = dict[str, float](), list[Rollout](), True
         with watch.timing("eval"), suppress(Unfinished):  # a run that is to stop leaves the rest out
-            for eval_set in parts.evals:
-                if parts.tally.step % eval_set.every == 0 or parts.done:
-                    metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
+            for eval_set in sets:
+                metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
             unfinished = False
         if kept:
             with watch.timing("save"):

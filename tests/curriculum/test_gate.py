@@ -175,9 +175,9 @@ def test_starvation_raises_with_counts_and_a_knob() -> None:
     with pytest.raises(Starved) as error:
         gate.emit(at())
     assert str(error.value) == (
-        "Step 0: only 1 of the 2 groups of a batch are ready after 4 groups were asked (2 too hard, 1 too easy, "
-        "0 unjudged, 0 cut; mean pass rate 0.38); take easier prompts, raise curriculum.rollouts or raise "
-        'curriculum.patience, or set curriculum.starvation to "relax" or "partial".'
+        "Step 0: too few prompts are sometimes solved and sometimes not (mean pass rate 0.38): 4 were tried and only 1 "
+        "found useful, 2 are needed (2 too hard, 1 too easy, 0 unjudged, 0 cut); take easier prompts, raise "
+        'curriculum.rollouts or raise curriculum.patience, or set curriculum.starvation = "partial" to train on fewer.'
     )
     assert metric(gate, "starved") == 1
 
@@ -225,7 +225,7 @@ def test_relax_holds_no_more_than_a_batch_could_take() -> None:
 
 def test_relax_cannot_use_what_is_too_old_or_unjudged() -> None:
     for gate, version in ((starving(["ww"] * 4, starvation="relax"), 1), (starving(["uu"] * 4, starvation="relax"), 0)):
-        with pytest.raises(Starved, match="only 0 of the 2") as error:
+        with pytest.raises(Starved, match="none found useful, 2 are needed") as error:
             gate.emit(at(version=version))
         assert "curriculum.starvation" not in str(error.value)
 

@@ -19,7 +19,7 @@ from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook
 from whet.curriculum.source import UniformSource
 from whet.curriculum.stages import Stages, default_stages, named_in, stage_sampling, stage_settings
-from whet.errors import Starved, WhetError
+from whet.errors import Mastered, Starved, WhetError
 from whet.recipe import load_config
 from whet.testing.contract import check_contract, check_cost, check_world, play
 from whet.testing.simulator import World
@@ -445,6 +445,23 @@ def test_a_starving_stage_names_its_limit() -> None:
         for _ in range(20):
             truncate(curriculum, curriculum.plan(at()))
             curriculum.emit(at())
+
+
+@pytest.mark.parametrize(
+    ("list_of", "mastered"),
+    [
+        ([Stage()], True),
+        ([Stage(max_tokens=8, steps=9), Stage()], True),
+        ([Stage(subset="short", steps=9), Stage()], False),
+        ([Stage(subset="short", steps=9), Stage(subset="long")], False),
+    ],
+)
+def test_a_solved_stage_ends_a_training_well_where_no_other_prompts_are_to_come(
+    list_of: list[Stage], mastered: bool
+) -> None:
+    with pytest.raises(Starved, match="almost all prompts are solved") as error:
+        step(stages(list_of, gate=Dapo, patience=2), 0, "rr")
+    assert isinstance(error.value, Mastered) == mastered
 
 
 def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.groups import Counts, GroupBook, Visit
-from whet.errors import Starved
+from whet.errors import Mastered, Starved
 from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
 
 Admission = Literal["keep", "drop", "more"]
@@ -281,9 +281,12 @@ class Gate(Saved, ABC):
             if len(filled) == clock.groups:
                 self.counts.add("relaxed", len(filled) - len(ready))
                 return sorted(filled, key=lambda group: self.book.place(group.group_id))
-        other = ', or set curriculum.starvation to "relax" or "partial"' if self.starvation == "raise" else ""
-        why = self.counts.why_starved(self.dry, self.knob) + other
-        raise Starved(f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready {why}.")
+        # "partial" trains on fewer groups, but never on none.
+        fewer = ', or set curriculum.starvation = "partial" to train on fewer'
+        other = fewer if self.starvation == "raise" and ready else ""
+        why = self.counts.why_starved(len(ready), clock.groups, self.dry, self.knob) + other
+        kind = Mastered if self.counts.mastered else Starved
+        raise kind(f"Step {clock.step}: {why}.")
 
 
 def age_metrics(ages: Sequence[int]) -> dict[str, float]:

@@ -24,6 +24,7 @@ COUNTERS = (
     *("asked", "rollouts", "accepted", "rejected_easy", "rejected_hard", "unjudged_groups", "cut", "expired"),
     *("reasked", "trained", "relaxed", "starved", "tokens_kept", "tokens_dropped", "judged", "right"),
 )
+NEARLY_ALL = 0.8  # of the groups that a batch turned down, to say of all of them that they are too easy or too hard
 MEMORY = 0.9  # share of the earlier evidence that remains after a batch
 
 
@@ -74,22 +75,33 @@ class Counts(Saved):
     def metrics(self) -> dict[str, float]:
         return named({**self.total, "acceptance": self.acceptance.value(), "signal_share": self.signal.value()})
 
-    def why_starved(self, dry: bool, knob: str) -> str:
-        """Say, as half a sentence, what was requested without result and what to do; `knob` makes a gate admit more."""
+    @property
+    def mastered(self) -> bool:
+        """Whether a batch is not full because prompts are too easy."""
+        easy, others = self.since("rejected_easy"), self.since("rejected_hard") + self.since("unjudged_groups")
+        return easy > 0 and easy >= NEARLY_ALL * (easy + others)
+
+    def why_starved(self, ready: int, wanted: int, dry: bool, knob: str) -> str:
+        """Say what was tried, what was useful of it, and what to do; `knob` makes a gate admit more."""
         easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
         unjudged, judged = self.since("unjudged_groups"), self.since("judged")
         passed = f"mean pass rate {self.since('right') / judged:.2f}" if judged else "none judged"
-        if dry:
-            cure = "the source has no more prompts, so give it more or lower curriculum.groups"
+        cure = f"take {'harder' if easy > hard else 'easier'} prompts, {knob} or raise curriculum.patience"
+        if self.mastered:
+            why = f"almost all prompts are solved ({passed})"
+        elif dry:
+            why, cure = f"the source has no more prompts ({passed})", "give it more, or lower curriculum.groups"
         elif unjudged > easy + hard:
-            cure = "see why the judge gives no verdict (judge.timeout_s), or raise curriculum.patience"
+            why = f"most groups have no verdict ({passed})"
+            cure = "see why the judge gives none (judge.timeout_s), or raise curriculum.patience"
+        elif hard >= NEARLY_ALL * (easy + hard + unjudged):
+            why = f"almost no prompt is ever solved ({passed})"
         else:
-            prompts = "harder" if easy > hard else "easier"
-            cure = f"take {prompts} prompts, {knob} or raise curriculum.patience"
-        return (
-            f"after {self.since('asked')} groups were asked ({hard} too hard, {easy} too easy, {unjudged} unjudged, "
-            f"{self.since('cut')} cut; {passed}); {cure}"
-        )
+            why = f"too few prompts are sometimes solved and sometimes not ({passed})"
+        found = f"only {ready}" if ready else "none"
+        tried = f"{self.since('asked')} were tried and {found} found useful, {wanted} are needed"
+        turned_down = f"{hard} too hard, {easy} too easy, {unjudged} unjudged, {self.since('cut')} cut"
+        return f"{why}: {tried} ({turned_down}); {cure}"
 
 
 # ---- groups

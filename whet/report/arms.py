@@ -137,12 +137,14 @@ class RunLog:
 
     @property
     def unfinished(self) -> str:
-        """How far an unfinished run has come, in words; "" for a finished one. A collapse counts as an end."""
+        """How far an unfinished run has come, in words; "" for a finished one. It may also end by a collapse, or
+        because nothing is left to learn."""
         last = self.rows[-1] if self.rows else {}
         steps, step = number(self.settings, "steps"), number(last, "step") or 0.0
         spent = {"token_budget": "tokens_generated", "time_budget": "time_s"}
         budgets = [(number(self.settings, most) or math.inf, number(last, key) or 0.0) for most, key in spent.items()]
-        if steps is None or step >= steps or last.get("collapsed") or any(so_far >= most for most, so_far in budgets):
+        ended = last.get("collapsed") or last.get("mastered")
+        if steps is None or step >= steps or ended or any(so_far >= most for most, so_far in budgets):
             return ""
         return f"{'is at' if is_in_use(self.folder) else 'stopped at'} step {step:.0f} of {steps:.0f}"
 
