@@ -18,7 +18,7 @@ from whet.recipe import dump_config
 from whet.report.arms import read_run
 from whet.rollout.engine import LocalEngine
 from whet.run import Run, read_metrics, read_rollouts, read_scores
-from whet.tasks.golds import NOISE
+from whet.tasks.answer_check import NOISE
 from whet.tasks.judge import Judge
 from whet.types import Batch, Report, Rollout
 

@@ -25,7 +25,7 @@ from whet.recipe import dump_config, load_config
 from whet.report import live
 from whet.report.live import RunProgress
 from whet.run import read_metrics
-from whet.tasks.golds import NOISE
+from whet.tasks.answer_check import NOISE
 
 KINDS = {
     "barrier": (),

@@ -266,7 +266,7 @@ def check_judges(settings: config.Config, problems: Problems, given: bool) -> li
     notes = []
     for name, prompt in first.items():
         if every or name.count(":") > 1:  # the name of a task with a judge of the user's holds "module:function"
-            notes += golds.try_judge(problems.judges[name], prompt, settings.judge)
+            notes += answer_check.try_judge(problems.judges[name], prompt, settings.judge)
     return notes
 
 
