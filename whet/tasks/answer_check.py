@@ -20,9 +20,10 @@ import numpy as np
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.answers import LONGEST, read_json, right_answers, whole_answers
+from whet.tasks.answers import read_json, right_answers, whole_answers
 from whet.tasks.base import problem_key, problem_text
 from whet.tasks.build import Grader, build_task
+from whet.tasks.formulas import LONGEST
 from whet.tasks.judge import Judge, judge_name
 from whet.tasks.text import MOST_META, TextTask, short
 from whet.types import Prompt, Request, Rollout, Sampling, Trace
