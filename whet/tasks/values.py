@@ -119,7 +119,6 @@ _NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _MATH_SIGN = re.compile(r"(?:US)?\\(\$)|\$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|rm)\s?\{([^{}]*)\}")
 _PERCENT = re.compile(r"\\?%|\b(?:percentage|percent|per cent|pct)\b", re.IGNORECASE)
-_PRIMES = re.compile(r"\^\{?\s*((?:\\prime\s*){1,2})\}?")
 _EMPTY_SET = re.compile(r"\\lbrace\s*\\rbrace")
 _OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")
 _SHORT_FRACTION = re.compile(r"\\frac\s?(?:([0-9])|\{([0-9]+)\})\s?(?:([0-9])|\{([0-9]+)\})")
@@ -162,7 +161,7 @@ def clean(text: str) -> str:
         if old in text:
             text = text.replace(old, new)
     text = _MATH_SIGN.sub(r"\1", text)  # a dollar sign that is left is money
-    text = _PERCENT.sub("%", _PRIMES.sub(lambda found: "'" * found[1].count("prime"), _THIN.sub(" ", text)))
+    text = _PERCENT.sub("%", _THIN.sub(" ", text))
     text = _TEXT.sub(r'"\1"', text).strip()
     if text[:1] == text[-1:] == "'":
         text = text[1:-1]
