@@ -154,7 +154,7 @@ def clean(text: str) -> str:
     r"""The text without what TeX adds for the eye. Double quotes mark words that stood in \text{...}.
 
     >>> clean(r"\left(5\text{ cm}\right)"), clean(r"\dfrac12"), clean(r"10,\!080"), clean(r"90^\circ"), clean(r"\$5")
-    ('(5" cm")', '\\frac{1}{2}', '10,080', '90°', '$5')
+    ('(5" cm" )', '\\frac{1}{2}', '10,080', '90°', '$5')
     """
     text = _NO_SPACE.sub("", tidy(text)).strip("* ")
     for old, new in _SAME.items():
