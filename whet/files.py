@@ -7,11 +7,9 @@ then. Callers hold the run's lock. A full disk or a missing permission becomes a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from errno import EACCES, EDQUOT, EEXIST, EINVAL, EIO, ENOSPC, ENOSYS, ENOTDIR, ENOTSUP, EPERM, EROFS
 from pathlib import Path
@@ -19,7 +17,6 @@ from pathlib import Path
 from whet.errors import WhetError
 
 TMP, OLD = ".whet-tmp-", ".whet-old-"
-SCRATCH, LOCK = "whet-", "lock"
 _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _REASONS = {
     (ENOSPC, EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
@@ -171,30 +168,6 @@ def recover(folder: Path) -> None:
                 remove_tree(tmp)
             else:
                 os.unlink(tmp)
-
-
-def scratch_folder() -> tuple[Path, int]:
-    """A folder in the system's temporary directory for this process alone, and the handle that keeps it: the system
-    closes that when the process ends, however it ends. Folders of processes that were killed are removed."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/{LOCK}"):
-        _remove_abandoned(lock)
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    handle = os.open(temporary(folder / LOCK), os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    os.rename(temporary(folder / LOCK), folder / LOCK)  # nobody looks for it before it is held
-    return folder, handle
-
-
-def _remove_abandoned(lock: Path) -> None:
-    """Remove the folder of a lock of ours that nobody holds."""
-    with contextlib.suppress(OSError):  # it may just have been removed by its process, or be another user's
-        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_uid == os.getuid():
-                shutil.rmtree(lock.parent)
-        finally:
-            os.close(handle)
 
 
 def _write(path: Path, data: bytes, flag: int) -> None:

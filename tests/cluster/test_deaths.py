@@ -196,7 +196,8 @@ def test_the_folder_of_a_run_that_was_killed_is_removed_by_the_next(
 ) -> None:
     """The folder of one that still runs stays."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import time; from whet.files import scratch_folder; print(scratch_folder()[0], flush=True); time.sleep(9e6)"
+    code = "import time; from whet.cluster.scratch import scratch_folder\n"
+    code += "print(scratch_folder()[0], flush=True); time.sleep(9e6)"
     given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, **given) as killed, subprocess.Popen(command, **given) as alive:

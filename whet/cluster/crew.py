@@ -25,8 +25,8 @@ from typing import Any
 from whet import errors
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Unmet
+from whet.cluster.scratch import scratch_folder
 from whet.errors import Lost, WhetError
-from whet.files import scratch_folder
 
 START_S = 900.0  # seconds for loading a model and capturing what it runs by
 ANSWER_S = 1800.0  # seconds for any other answer
