@@ -42,8 +42,10 @@ def test_hand_counted_set() -> None:
     assert (
         metrics["eval/s/length"] == 3.5 and metrics["eval/s/truncated"] == 1 / 8 and metrics["eval/s/unjudged"] == 1 / 8
     )
-    low, high = mean_interval([1.0, 0.5, 0.0, 0.0], 2)
-    assert (metrics["eval/s/accuracy_low"], metrics["eval/s/accuracy_high"]) == (low, high)
+    rates = [1.0, 0.5, 0.0, 0.0]
+    assert metrics["eval/s/accuracy_low"] == mean_interval(rates, 2).low
+    could_be = [1.0, 0.5, 0.5, 0.0]  # the sixth response, of the third prompt, has no verdict
+    assert metrics["eval/s/accuracy_high"] == mean_interval(could_be, 2).high > mean_interval(rates, 2).high
 
 
 def test_a_response_that_was_not_judged_counts_as_wrong() -> None:
@@ -52,6 +54,21 @@ def test_a_response_that_was_not_judged_counts_as_wrong() -> None:
     metrics = eval_metrics(a_set(2, 2, levels=[1, 2]), [rollout(i // 2, i % 2, v) for i, v in enumerate(verdicts)])
     assert metrics["eval/s/accuracy"] == 1 / 4 and metrics["eval/s/unjudged"] == 1 / 2
     assert (metrics["eval/s/level/1"], metrics["eval/s/level/2"]) == (1 / 2, 0.0)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_nothing_is_said_of_right_answers_where_most_have_no_verdict(full: bool) -> None:
+    """Of all of them, or of a level."""
+    none = eval_metrics(a_set(2, 2), [rollout(i // 2, i % 2, "unjudged") for i in range(4)], full=full)
+    always = {"length", "truncated", "unjudged"}
+    more = {"length_p50", "length_p90", "length_p99", "prompts", "n", "no_answer"}
+    assert {key.removeprefix("eval/s/") for key in none} == (always | more if full else always)
+    assert none["eval/s/unjudged"] == 1.0
+    verdicts = ["right", "wrong", "unjudged", "unjudged", "wrong", "wrong"]
+    rollouts = [rollout(i // 2, i % 2, verdict) for i, verdict in enumerate(verdicts)]
+    some = eval_metrics(a_set(3, 2, levels=["a", "b", "c"]), rollouts, full=full)
+    assert {key.split("/")[-1] for key in some if "/level/" in key} == {"a", "c"}
+    assert some["eval/s/accuracy"] == 1 / 6
 
 
 def test_a_training_run_records_only_the_short_form() -> None:
@@ -68,12 +85,15 @@ def test_full_form_adds_and_changes_nothing() -> None:
     assert short.items() <= full.items()
     assert full["eval/s/prompts"] == 4 and full["eval/s/n"] == 2
     assert full["eval/s/pass@1"] == full["eval/s/accuracy"]
-    assert (full["eval/s/pass@2_low"], full["eval/s/pass@2_high"]) == mean_interval([1.0, 1.0, 0.0, 0.0])
+    assert full["eval/s/pass@2_low"] == mean_interval([1.0, 1.0, 0.0, 0.0]).low
+    assert full["eval/s/pass@2_high"] == mean_interval([1.0, 1.0, 1.0, 0.0]).high
     assert (full["eval/s/maj@2_low"], full["eval/s/maj@2_high"]) == mean_interval([1.0, 0.5, 0.0, 0.0])
     assert full["eval/s/length_right"] == 1.0 and full["eval/s/length_wrong"] == (3 + 4 + 6 + 7) / 4
     assert full["eval/s/length_p50"] == 3.5 and full["eval/s/length_p99"] == pytest.approx(6.93)
     assert full["eval/s/no_answer"] == 1 / 8  # the unjudged one is counted as unjudged
-    assert (full["eval/s/level_low/1"], full["eval/s/level_high/1"]) == mean_interval([0.0, 0.0], 2)
+    assert full["eval/s/pass@1_high"] == full["eval/s/accuracy_high"]
+    assert full["eval/s/level_low/1"] == mean_interval([0.0, 0.0], 2).low
+    assert full["eval/s/level_high/1"] == mean_interval([0.5, 0.0], 2).high, "one of four has no verdict"
 
 
 def test_a_level_may_be_called_anything() -> None:

@@ -2,7 +2,8 @@
 
 Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so that two
 evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better because its
-answers cannot be judged.
+answers cannot be judged. The upper end of the accuracy's interval counts them as right, and where most are unjudged
+there is no accuracy at all.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
 
 SLICE = 2048  # rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
 VOTES = 64  # rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only maj@n
+MOST_UNJUDGED = 0.5  # share of the rollouts beyond which nothing is said of how many are right
 OnProgress = Callable[[int, int], None]  # called with (rollouts finished, rollouts in all)
 
 
@@ -206,7 +208,8 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
 
     Always: accuracy (the mean over prompts of right / n: pass@1, avg@n) with accuracy_low and accuracy_high (95%,
     `mean_interval`), length (mean), truncated, unjudged, level/L (accuracy of the prompts of level L), and for n > 1
-    pass@n and maj@n.
+    pass@n and maj@n. Where more than `MOST_UNJUDGED` have no verdict, only length, truncated and unjudged; a level of
+    which that is true is left out.
 
     `full` adds prompts, n, pass@k and maj@k for k = 1, 2, 4, ..., n, both with _low and _high, length_right,
     length_wrong, length_p50, _p90 and _p99, no_answer (judged, but the judge read no answer), level_low/L and
@@ -217,11 +220,14 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
     for rollout in rollouts:
         groups[rollout.group_id].append(rollout)
     rates = np.array([sum(r.verdict == "right" for r in group) / eval_set.n for group in groups])
-    metrics = _with_interval("accuracy", rates, eval_set.n)
-    metrics |= _tries(groups, eval_set.n, full)
+    unjudged = np.array([sum(not r.judged for r in group) / eval_set.n for group in groups])
+    metrics: dict[str, float] = {}
+    if unjudged.mean() <= MOST_UNJUDGED:
+        metrics = _with_interval("accuracy", rates, rates + unjudged, eval_set.n)
+        metrics |= _tries(groups, eval_set.n, full)
     lengths = length_metrics(rollouts)
     metrics |= {"length": lengths.pop("mean"), "truncated": lengths.pop("truncated")}
-    metrics["unjudged"] = float(np.mean([not r.judged for r in rollouts]))
+    metrics["unjudged"] = float(unjudged.mean())
     if full:
         metrics |= {"prompts": float(len(groups)), "n": float(eval_set.n)}
         metrics |= {f"length_{name}": value for name, value in lengths.items() if name != "max"}
@@ -229,10 +235,14 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
             metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
     levels = [p.meta.get("level") for p in eval_set.prompts]
     for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
-        mine = rates[[x == level for x in levels]]
+        of_level = [x == level for x in levels]
+        mine, lacking = rates[of_level], unjudged[of_level]
+        if lacking.mean() > MOST_UNJUDGED:
+            continue
         metrics[f"level/{level}"] = float(mine.mean())
         if full:  # intervals have a prefix of their own, since a level may have any name
-            metrics[f"level_low/{level}"], metrics[f"level_high/{level}"] = mean_interval(mine, eval_set.n)
+            metrics[f"level_low/{level}"] = mean_interval(mine, eval_set.n).low
+            metrics[f"level_high/{level}"] = mean_interval(mine + lacking, eval_set.n).high
     return {f"eval/{eval_set.name}/{name}": value for name, value in metrics.items()}
 
 
@@ -253,19 +263,22 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     """pass@k and maj@k, for the largest k alone, or (`full`) for all k with intervals."""
     metrics: dict[str, float] = {}
     right = [[r.verdict == "right" for r in group] for group in groups]
+    could_be = [[r.verdict != "wrong" for r in group] for group in groups]
     for k in powers_up_to(n) if full else [n] * (n > 1):
-        passed = [pass_at_k(n, sum(hits), k) for hits in right]
-        metrics |= _with_interval(f"pass@{k}", passed, n / k, full)
+        passed, most = ([pass_at_k(n, sum(hits), k) for hits in counted] for counted in (right, could_be))
+        metrics |= _with_interval(f"pass@{k}", passed, most, n / k, full)
     if n > 1 and names_answers([r for group in groups for r in group]):
         finals = [[r.final for r in group] for group in groups]
         for k in powers_up_to(n)[1:] if full and n <= VOTES else [n]:
             won = [maj_at_k(answers, hits, k) for answers, hits in zip(finals, right, strict=True)]
-            metrics |= _with_interval(f"maj@{k}", won, n / k, full)
+            metrics |= _with_interval(f"maj@{k}", won, won, n / k, full)
     return metrics
 
 
-def _with_interval(name: str, values: Values, draws: float, wanted: bool = True) -> dict[str, float]:
+def _with_interval(name: str, values: Values, most: Values, draws: float, wanted: bool = True) -> dict[str, float]:
+    """most: the values if all that was not judged were right."""
     metrics = {name: float(np.mean(values))}
     if wanted:
-        metrics[f"{name}_low"], metrics[f"{name}_high"] = mean_interval(values, draws)
+        metrics[f"{name}_low"] = mean_interval(values, draws).low
+        metrics[f"{name}_high"] = mean_interval(most, draws).high
     return metrics

@@ -10,7 +10,17 @@ import pytest
 from rich.console import Console
 
 from whet.recipe import dump_config, parse_config
-from whet.report.live import FileTail, Pace, RunProgress, Status, follow, plain_line, sparkline, time_split
+from whet.report.live import (
+    FileTail,
+    Pace,
+    RunProgress,
+    Status,
+    follow,
+    plain_line,
+    sparkline,
+    step_line,
+    time_split,
+)
 
 HUGE = 1e9
 
@@ -323,6 +333,32 @@ def test_shares_of_the_time() -> None:
     status.add({"step": 1, **row})
     status.add({"step": 2})
     assert status.split == "eval 99%, generate 1%", "until the next is known"
+
+
+def test_an_accuracy_without_verdicts_is_none() -> None:
+    """In a log and in a terminal; the share of what has no verdict stands beside it."""
+    of = "eval/held_out"
+    rows = [
+        ({"step": 0, f"{of}/accuracy": 0.5, f"{of}/unjudged": 0.0}, "accuracy 0.500", "0     0.500"),
+        ({"step": 1, f"{of}/accuracy": 0.056, f"{of}/unjudged": 0.389}, "accuracy 0.056 (39% unjudged)", None),
+        ({"step": 2, f"{of}/unjudged": 1.0}, "accuracy - (100% unjudged)", "    2         - (100% unjudged)"),
+    ]
+    status = Status("", steps=10)
+    for row, said, line in rows:
+        assert status.add(row) is True
+        assert plain_line(status, None).endswith(said)
+        assert line is None or step_line(row, "held_out").endswith(line)
+    assert step_line(rows[1][0], "held_out") == "    1     0.056 (39% unjudged)"
+    assert status.accuracies == [0.5, 0.056]
+    status.add({"step": 3})
+    assert plain_line(status, None).endswith("accuracy - (100% unjudged)"), "until the next evaluation"
+
+
+def test_the_signal_is_that_of_the_step() -> None:
+    status = Status("", steps=10)
+    row = {"step": 1, "verdict/mixed": 0.25, "curriculum/signal_share": 0.9}
+    status.add(row)
+    assert "signal 25%" in plain_line(status, None) and "25%" in step_line(row, None)
 
 
 def test_lessons_of_the_drafter_are_part_of_the_time() -> None:

@@ -336,7 +336,7 @@ def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
 
     def measure(label: str, key: str, low: str, high: str) -> tuple[str, str, str]:
         ends = [formats.accuracy(mine[end]) for end in (low, high) if end in mine]
-        return label, formats.accuracy(mine[key]), "–".join(ends) if len(ends) == 2 else ""
+        return label, formats.accuracy(mine.get(key)), "–".join(ends) if len(ends) == 2 else ""
 
     tried = [key for key in mine if key.startswith(("pass@", "maj@")) and not key.endswith(("_low", "_high"))]
     for key in ("accuracy", *tried):

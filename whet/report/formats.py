@@ -146,6 +146,15 @@ def accuracy(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
+def unjudged(share_unjudged: float | None) -> str:
+    """What stands behind an accuracy of which some responses, or all, have no verdict.
+
+    >>> unjudged(0.389), unjudged(0.0), unjudged(None)
+    (' (39% unjudged)', '', '')
+    """
+    return f" ({share(share_unjudged)} unjudged)" if share_unjudged else ""
+
+
 def level(value: float) -> str:
     """Two decimals, or three if the third is not zero.
 

@@ -95,6 +95,7 @@ class Status:
     speed: float | None = None  # generated tokens per second
     split: str = ""  # where the time of the latest row went
     accuracies: list[float] = field(default_factory=list)  # in the first evaluation of the run, oldest first
+    accuracy: str = formats.MISSING  # of the latest evaluation, in words
     pace: Pace = field(default_factory=Pace)
     evaluation: str | None = None  # its name
     _seconds: float = 0.0
@@ -112,7 +113,8 @@ class Status:
             self.accuracies, self.pace, self._seconds = [], Pace(), 0.0
         self.step = step
         self.tokens = latest("tokens_generated", self.tokens)
-        self.signal = latest("curriculum/signal_share", self.signal)
+        signal = step_signal(row)
+        self.signal = self.signal if signal is None else signal
         self.speed = latest("rollout/tokens_per_s", self.speed)
         self.split = time_split(row) or self.split
         self._seconds = self._seconds + (number(row, "time/total") or 0.0) if seconds is None else seconds
@@ -121,12 +123,37 @@ class Status:
             progress = max((done / most for done, most in spent if most), default=1.0)
         self.progress = min(1.0, max(0.0, progress))
         self.pace.add(self._seconds, self.progress)
-        names = evaluation_names([row])
+        names = evaluated(row)
         self.evaluation = self.evaluation or next(iter(names), None)
         accuracy = number(row, f"eval/{self.evaluation}/accuracy")
         if accuracy is not None:
             self.accuracies.append(accuracy)
+        if self.evaluation in names:
+            self.accuracy = accuracy_words(row, self.evaluation)
         return bool(names)
+
+
+def step_signal(row: Row) -> float | None:
+    """The share of a step's groups with right and wrong answers; of a run by an older version, averaged over steps."""
+    own = number(row, "verdict/mixed")
+    return number(row, "curriculum/signal_share") if own is None else own
+
+
+def evaluated(row: Row) -> list[str]:
+    """The evaluations of a row. One of which most responses have no verdict holds no accuracy."""
+    without = [key[5:-9] for key in row if key.startswith("eval/") and key.endswith("/unjudged")]
+    return list(dict.fromkeys([*evaluation_names([row]), *(name for name in without if not name.endswith("/level"))]))
+
+
+def accuracy_words(row: Row, evaluation: str | None) -> str:
+    """
+    >>> accuracy_words({"eval/a/accuracy": 0.056, "eval/a/unjudged": 0.39}, "a")
+    '0.056 (39% unjudged)'
+    >>> accuracy_words({"eval/a/unjudged": 1.0}, "a")
+    '- (100% unjudged)'
+    """
+    accuracy, lacking = (number(row, f"eval/{evaluation}/{name}") for name in ("accuracy", "unjudged"))
+    return ("-" if accuracy is None else formats.accuracy(accuracy)) + formats.unjudged(lacking)
 
 
 def plain_line(status: Status, left: float | None) -> str:
@@ -145,7 +172,7 @@ def plain_line(status: Status, left: float | None) -> str:
     if status.progress < 1.0 and left is not None:
         words.append(f"{formats.duration(round(left))} left")
     named = {
-        "accuracy {}": _accuracy(status),
+        "accuracy {}": status.accuracy,
         "signal {}": formats.share(status.signal),
         "{} tokens/s": formats.count(status.speed),
         "{} tokens": formats.count(status.tokens),
@@ -161,22 +188,20 @@ def step_line(row: Row, evaluation: str | None) -> str:
     >>> step_line({"step": 5, "reward/mean": 0.41, "tokens_generated": 85_000, "eval/test/accuracy": 0.6}, "test")
     '    5     0.600   0.410                    85k'
     """
+    lacking = number(row, f"eval/{evaluation}/unjudged")
     cells = [
         f"{number(row, 'step') or 0:.0f}",
-        formats.accuracy(number(row, f"eval/{evaluation}/accuracy")),
+        "" if evaluation not in evaluated(row) else accuracy_words(row, evaluation).split(" ")[0],
         formats.accuracy(number(row, "reward/mean")),
-        formats.share(number(row, "curriculum/signal_share")),
+        formats.share(step_signal(row)),
         formats.count(number(row, "length/mean")),
         formats.count(number(row, "tokens_generated")),
         formats.count(number(row, "rollout/tokens_per_s")),
         formats.duration(number(row, "time/total")),
     ]
     widths = zip(cells, COLUMNS.values(), strict=True)
-    return "".join(f"{cell if cell != formats.MISSING else '':>{width}}" for cell, width in widths).rstrip()
-
-
-def _accuracy(status: Status) -> str:
-    return formats.accuracy(status.accuracies[-1] if status.accuracies else None)
+    line = "".join(f"{cell if cell != formats.MISSING else '':>{width}}" for cell, width in widths).rstrip()
+    return line + formats.unjudged(lacking)
 
 
 # ---- the run in this process
@@ -367,7 +392,7 @@ def run_footer(status: Status, left: float | None, width: int) -> Table:
     ends = _left(status.progress, left)
     course = Text(sparkline(status.accuracies, max(4, width // 5)), style="cyan")
     words = (f"{formats.percent(status.progress):>4}", ends if ends in ("done", formats.MISSING) else f"{ends} left")
-    accuracy = Text(f"accuracy {_accuracy(status)}", style="bold") if status.accuracies else Text("")
+    accuracy = Text(f"accuracy {status.accuracy}", style="bold") if status.evaluation else Text("")
     table.add_row(Text(f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy)
     table.caption, table.caption_justify = Text(status.split, style="dim") if status.split else None, "left"
     return table
@@ -406,7 +431,7 @@ def _cells(status: Status, left: float | None, wide: bool) -> list[Text | Progre
         _bar(status.progress),
         Text(formats.percent(status.progress)),
         Text(_left(status.progress, left)),
-        Text(_accuracy(status), style="bold"),
+        Text(status.accuracy, style="bold"),
         *course,
         *map(Text, numbers),
     ]

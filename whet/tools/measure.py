@@ -268,7 +268,8 @@ def evaluate_twice(
         "tokens_per_s": drafted_rate,
         "rollouts": float(len(plain)),
         "differ": float(sum(not np.array_equal(ids, drafted[key]) for key, ids in plain.items())),
-        "drafted_accuracy": again[f"eval/{eval_set.name}/accuracy"],
         **{key.removeprefix("draft/"): value for key, value in stats.items() if key.startswith("draft/")},
     }
+    if (key := f"eval/{eval_set.name}/accuracy") in again:  # it is left out where most responses have no verdict
+        found["drafted_accuracy"] = again[key]
     return metrics | {f"eval/{eval_set.name}/draft/{name}": value for name, value in found.items()}
