@@ -26,6 +26,9 @@ def test_hand_counted_step() -> None:
     )
     assert metrics["verdict/right"] == 0.25 and metrics["verdict/wrong"] == 0.5 and metrics["verdict/unjudged"] == 0.25
     assert metrics["reward/mean"] == 1 / 3
+    assert metrics["verdict/mixed"] == 1.0
+    others = [rollout(group_id=1), rollout(group_id=1, verdict="unjudged"), rollout(group_id=2)]
+    assert rollout_metrics([rollout(), rollout(verdict="wrong"), *others])["verdict/mixed"] == 1 / 3
     assert metrics["length/mean"] == 5.0 and metrics["length/max"] == 8.0 and metrics["length/p50"] == 5.0
     assert metrics["length/truncated"] == 0.25
     assert metrics["length/right"] == 4.0 and metrics["length/wrong"] == 7.0
@@ -132,4 +135,15 @@ def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
         "learn/entropy": 0.001, "learn/mismatch": 0.5, "rollout/occupied": 0.24, "rollout/gpu_seconds": 0.4,
     }  # fmt: skip
     assert not any(shows(healthy) for shows, _ in SIGNS.values())
-    assert all(shows(sick) for shows, _ in SIGNS.values())
+    silent = sick | {"learn/signal_share": 0.0}
+    assert all(shows(silent if name == "no_signal" else sick) for name, (shows, _) in SIGNS.items())
+
+
+def test_no_signal_for_three_updates_is_said_once_with_what_to_do() -> None:
+    """And nothing else is said of it: not that no response was right, nor that signal is scarce."""
+    advice, silent = Advice(), {"learn/signal_share": 0.0, "verdict/right": 0.0}
+    said = [advice.check(m) for m in [silent] * 2 + [{"learn/signal_share": 0.3}] + [silent] * 20]
+    assert [len(sentences) for sentences in said] == [0] * 5 + [1] + [0] * 17
+    (sentence,) = said[5]
+    assert sentence.startswith("Nothing was learned in 3 updates: ")
+    assert all(part in sentence for part in ("warm start", "easier prompts", "rollout.max_tokens", "whet probe"))

@@ -26,12 +26,17 @@ PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none."""
+    """reward/*, verdict/* and length/* of the training rollouts judged during a step; {} for none. verdict/* are shares
+    of them, but verdict/mixed: of their groups, those with right and wrong ones."""
     # The engine counts cut rollouts, which never finished; the caller drops what finished beside them (`Evidence`).
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:
         return {}
     metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in VERDICTS}
+    groups: dict[int, set[Verdict]] = {}
+    for rollout in done:
+        groups.setdefault(rollout.group_id, set()).add(rollout.verdict)
+    metrics["verdict/mixed"] = sum({"right", "wrong"} <= found for found in groups.values()) / len(groups)
     if rewards := [r.reward for r in done if r.reward is not None]:
         metrics["reward/mean"] = float(np.mean(rewards))
     for name in dict.fromkeys(name for r in done for name in r.terms):
@@ -113,13 +118,20 @@ class Stopwatch:
 
 
 PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
+AT_ONCE = 3  # updates in a row that changed nothing, which is hardly noise, until that is said
 SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
+    "no_signal": (
+        lambda m: m.get("learn/signal_share") == 0.0,
+        "Nothing was learned in {at_once} updates: no group had both right and wrong answers. If hardly any is right, "
+        "begin with a warm start ([[warm_start]]), take easier prompts or raise rollout.max_tokens; if nearly all are, "
+        "take harder ones. whet probe tells which, and whet view whether the judge sees the answers.",
+    ),
     "truncated": (
         lambda m: m.get("length/truncated", 0.0) > 0.5,
         "More than half of the responses hit the limit and were cut off; raise rollout.max_tokens.",
     ),
-    "no_reward": (
-        lambda m: m.get("verdict/right", 1.0) == 0.0,
+    "no_reward": (  # with a signal all the same, as from partial rewards
+        lambda m: m.get("verdict/right", 1.0) == 0.0 and m.get("learn/signal_share") != 0.0,
         "Not one response was right for {patience} steps; the prompts are too hard for this model, or the judge does "
         "not see its answers (whet view shows them).",
     ),
@@ -130,7 +142,8 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         "The last one: {complaint}.",
     ),
     "signal": (
-        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # share of what trains: a filter drops the rest by design
+        # Share of what trains: a filter drops the rest by design. Of none at all `no_signal` speaks.
+        lambda m: 0.0 < m.get("learn/signal_share", 1.0) < 0.05,
         'Fewer than 5% of the groups trained on have both right and wrong answers; try curriculum.name = "dapo", more '
         "curriculum.rollouts, or prompts nearer to what the model can do.",
     ),
@@ -162,8 +175,8 @@ class Advice:
         due = []
         for name, (shows, sentence) in SIGNS.items():
             self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
-            if self._streak[name] == PATIENCE:
-                due.append(sentence.format(patience=PATIENCE, complaint=complaint))
+            if self._streak[name] == (AT_ONCE if name == "no_signal" else PATIENCE):
+                due.append(sentence.format(patience=PATIENCE, at_once=AT_ONCE, complaint=complaint))
                 self._streak[name] = -(10**9)  # never again in this run
         return due
 
