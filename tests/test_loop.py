@@ -1,5 +1,6 @@
 """Whole runs in one process: barrier and stream, what an update does to running rollouts, judges that misbehave."""
 
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from whet.learn.learner import Learner
 from whet.recipe import dump_config
 from whet.report.arms import read_run
 from whet.rollout.engine import LocalEngine
-from whet.run import Run, read_metrics, read_rollouts, read_scores
+from whet.run import Run, checkpoint_steps, read_metrics, read_rollouts, read_scores
 from whet.tasks.answer_check import NOISE
 from whet.tasks.judge import Judge
 from whet.types import Batch, Report, Rollout
@@ -244,6 +245,33 @@ def test_a_reward_that_raises_or_loops_costs_its_rollouts_alone(tmp_path: Path) 
     rows = read_metrics(tmp_path / "a")
     assert rows[-1]["step"] == 2
     assert sum(row["verdict/unjudged"] for row in rows[1:]) > 0
+
+
+def test_weights_that_beat_the_record_are_kept(tmp_path: Path) -> None:
+    """Though no checkpoint is due: of the second step, which is right in an evaluation, and of no worse one."""
+    good = tmp_path / "good"
+
+    class Turns(Silent):
+        def update(self, metrics: dict[str, float], progress: float) -> None:
+            good.touch() if metrics["step"] in (1, 2) else good.unlink(missing_ok=True)
+
+    def judge(prompt: Any, response: str) -> float:
+        return float(good.exists()) if prompt.id.startswith("eval:") else even_digits(prompt, response)
+
+    sets = ("eval.0.every=1", "eval.0.limit=3", "save.every=50", "save.keep=1")
+    folder = tmp_path / "run"
+    api.run_recipe(small_config(*sets), folder, watcher=Turns(), reward=judge)
+    accuracies = [row["eval/held_out/accuracy"] for row in read_metrics(folder)]
+    assert accuracies == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert checkpoint_steps(folder) == [2, 5], "the best, the first of equals, and the newest"
+    assert json.loads((folder / "checkpoints" / "best.json").read_text()) == {"step": 2, "score": 1.0}
+    assert api.Result(folder=folder, metrics=[]).model.name == "step_00000002"
+
+
+def test_a_run_that_learns_nothing_says_so_after_three_updates(tmp_path: Path) -> None:
+    said = run(tmp_path / "a", "steps=8", reward=lambda prompt, response: 0.0).messages
+    found = [sentence for sentence in said if "whet probe" in sentence]
+    assert len(found) == 1 and found[0].startswith("Nothing was learned in 3 updates: ")
 
 
 def test_token_budget_ends_the_run(tmp_path: Path) -> None:

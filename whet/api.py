@@ -19,7 +19,7 @@ from whet import config, files
 from whet.errors import Collapsed, Lost, Stopped, WhetError
 from whet.problems import JudgeFunction, fingerprint
 from whet.recipe import dump_config, load_config
-from whet.run import Run, checkpoint_steps, read_metrics, refuse_taken
+from whet.run import Run, best_checkpoint, checkpoint_steps, read_metrics, refuse_taken
 from whet.types import Prompt
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ class Result:
 
     @property
     def model(self) -> Path:
-        """The newest checkpoint: a Hugging Face folder."""
-        return max((self.folder / "checkpoints").glob("step_*"))
+        """The best checkpoint by the held-out problems, the newest without any: a Hugging Face folder."""
+        best = best_checkpoint(self.folder)
+        if best is None:
+            raise WhetError(f"The run {self.folder} has no whole checkpoint yet.")
+        return best
 
     def accuracy(self, name: str = "held_out") -> list[float]:
         key = f"eval/{name}/accuracy"

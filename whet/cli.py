@@ -191,6 +191,7 @@ def train(
         raise typer.Exit(128 + error.number) from None
     tell = say if "jsonl" in log else show  # then standard output is for the rows alone
     tell(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
+    tell(f"Next: whet view {folder} shows what the model wrote, whet report {folder} --serve its page in a browser.")
     if stopped:
         from whet.report.arms import read_run
 

@@ -394,7 +394,7 @@ class JudgeSettings(Section):
 
 class Save(Section):
     every: int = Field(20, ge=1)
-    """A checkpoint is written every so many steps and after the last step."""
+    """A checkpoint is written every so many steps, after the best evaluation so far, and after the last step."""
     keep: int = Field(2, ge=1)
     """This many of the newest checkpoints are kept, besides the best."""
     rollouts: int = Field(64, ge=0)

@@ -28,6 +28,7 @@ from whet.tasks.judge import Unfinished
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
 
+BEST_BY = f"eval/{config.HELD_OUT}/accuracy"  # a benchmark, under another name, must not choose the weights
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
 
@@ -156,7 +157,7 @@ class Log:
         self.evidence.emitted(self.parts.clock())
 
     def updated(self, batch: Batch, report: Report) -> None:
-        """After an update: metrics, evaluation if due, advice, and a checkpoint if due."""
+        """After an update: metrics, evaluation if due, advice, and a checkpoint if due or the best so far."""
         parts, run = self.parts, self.run
         counted = self.evidence.updated(parts.clock(), parts.curriculum.holds())
         drafted = self.train_drafter()
@@ -173,7 +174,9 @@ class Log:
             self.watcher.message(sentence)
         if collapsed:
             self.guards.collapse = CollapseGuard()  # who resumes it all the same compares it with itself from there on
-        if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
+        step = parts.tally.step
+        due = parts.done or run.stopping or collapsed or step % self.settings.save.every == 0
+        if due or run.beats(step, metrics.get(BEST_BY)):
             self.save(metrics)
         if collapsed:
             remedy = "Begin again with a lower learn.lr or a larger batch; --resume would go on from here."
@@ -262,11 +265,10 @@ class Log:
         self.watch = Stopwatch()
 
     def save(self, metrics: dict[str, float]) -> None:
-        """Write a checkpoint. The best is chosen on the set held_out alone: a benchmark must not choose the weights."""
         parts = self.parts
-        score = metrics.get(f"eval/{config.HELD_OUT}/accuracy")
         with self.watch.timing("save"):
-            self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=self.settings.save.keep)
+            score, keep = metrics.get(BEST_BY), self.settings.save.keep
+            self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=keep)
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
         rollouts = rollouts[: self.settings.save.rollouts]

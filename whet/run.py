@@ -151,6 +151,14 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 files.remove_tree(checkpoint_path(self.folder, old))
         files.recover(final.parent)
 
+    def beats(self, step: int, score: float | None) -> bool:
+        """Whether an evaluation after this step is better than those of all checkpoints before."""
+        if score is None:
+            return False
+        there = checkpoint_steps(self.folder)
+        kept = [value for of_step, value in read_scores(self.folder).items() if of_step in there and of_step < step]
+        return score > max(kept, default=-math.inf)
+
     def _name_best(self, scores: Mapping[int, float]) -> int | None:
         there = [step for step in checkpoint_steps(self.folder) if step in scores]
         best = min(there, key=lambda step: (-scores[step], step), default=None)
