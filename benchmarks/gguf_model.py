@@ -325,12 +325,14 @@ class Kind:
     whole: bool = False  # a word that is a token stays one, whatever the merges
     begins: bool = True  # whether texts have a token that begins them
     ends: tuple[str, ...] = ()  # tokens beside the eos that end a response
+    shown: tuple[str, ...] = ()  # tokens that are text to the original, and control tokens in GGUF
 
 
+CODE = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 KINDS = {
     "smollm": Kind(digits=True),
     "gpt-2": Kind(),
-    "qwen2": Kind(QWEN2_WORDS, composed=True, begins=False, ends=("<|endoftext|>",)),
+    "qwen2": Kind(QWEN2_WORDS, composed=True, begins=False, ends=("<|endoftext|>",), shown=CODE),
     "llama-bpe": Kind(LLAMA3_WORDS, whole=True, ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")),
 }
 _CONTROL, _OWN, _UNUSED = (
@@ -400,7 +402,8 @@ def _backend(reader: Any, kind: Kind, tokens: list[str], types: list[int]) -> To
     backend.decoder = decoders.ByteLevel()
     for token, sort in zip(tokens, types, strict=True):
         if sort in (_CONTROL, _OWN):
-            backend.add_tokens([AddedToken(token, special=sort == _CONTROL, normalized=False)])
+            special = sort == _CONTROL and token not in kind.shown
+            backend.add_tokens([AddedToken(token, special=special, normalized=False)])
     return backend
 
 

@@ -43,9 +43,13 @@ LIMIT_REAL = 1500
 """Of a process with tests on real weights: some evaluate a whole benchmark."""
 
 
+FAMILY = ("-o", "junit_family=xunit1")  # the form of a report that has the properties of tests
+
+
 def pytest(*args: str) -> list[str]:
     """Without the options of pyproject.toml, which choose how much is printed and what else is collected."""
-    return [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "gpu", *args]
+    own = ["-o", "addopts=", *FAMILY, "-p", "no:cacheprovider", "-q", "-m", "gpu"]
+    return [sys.executable, "-m", "pytest", *own, *args]
 
 
 def collect(tests: Path) -> tuple[list[str], dict[str, str]]:

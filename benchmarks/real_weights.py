@@ -15,7 +15,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from gpu_tests import ROOT, TABLE, outcomes, store_table
+from gpu_tests import FAMILY, ROOT, TABLE, outcomes, store_table
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     asked, words = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/real", "-m", "not gpu"]
+        command = [sys.executable, "-m", "pytest", "tests/real", *FAMILY, "-m", "not gpu"]
         code = subprocess.run([*command, "--junitxml", str(report), *words], cwd=ROOT).returncode
         found = list(outcomes(ET.parse(report).getroot())) if report.is_file() else []
     if store_table(found, asked.out):

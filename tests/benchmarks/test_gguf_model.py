@@ -221,6 +221,13 @@ def test_filling_tokens_are_no_tokens(qwen_folder: Path) -> None:
     assert tokenizer.tokenize(f"a{OWN}b") == ["a", OWN, "b"] and OWN not in tokenizer.all_special_tokens
 
 
+def test_marks_of_code_are_text_to_qwen2(qwen_folder: Path) -> None:
+    """As in Qwen's own tokenizer: what a reader sees has them, but not the marks of a conversation."""
+    tokenizer = loaded(qwen_folder)
+    ids = tokenizer("<|fim_pad|>hi<|im_end|>").input_ids
+    assert len(ids) == 3 and tokenizer.decode(ids, skip_special_tokens=True) == "<|fim_pad|>hi"
+
+
 def test_llama_3_begins_texts_and_keeps_three_digits(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe")
     write_model(path, tmp_path / "out", "float32")

@@ -78,7 +78,8 @@ def test_outcomes_on_real_weights_join_their_table(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("WHET_COMMIT", commit)
         monkeypatch.setenv("LACKS", lacks)
         report = tmp_path / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "--junitxml", str(report), str(tests)]
+        strict = ["-o", "addopts=", "-W", "error", *gpu_tests.FAMILY]
+        command = [sys.executable, "-m", "pytest", *strict, "--junitxml", str(report), str(tests)]
         subprocess.run(command, cwd=tmp_path, capture_output=True)
         gpu_tests.store_table(gpu_tests.outcomes(ET.parse(report).getroot()), out)
         return json.loads(out.read_text())
