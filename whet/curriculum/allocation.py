@@ -89,7 +89,7 @@ def sigma_gradient(p: ArrayLike, e1: ArrayLike, e0: ArrayLike, gap_sq: ArrayLike
 # ---- moments of the scores
 
 # Weight of one visit, a handful of responses, in the averages of its prompt, which start at the common ones. OURS:
-# where prompts are alike, noise then costs little; where they differ, most of it is seen (docs/details/cures.md).
+# where prompts are alike, noise then costs little; where they differ, most of it is seen (docs/cures.md).
 RATE = 0.3
 COMMON_RATE = 2.0 / (SPAN + 1)  # weight of one update in the averages over all prompts. OURS
 

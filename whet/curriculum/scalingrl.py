@@ -5,7 +5,7 @@
 their rollouts have shown (`History`), and the next set is chosen. The paper's reference traces are not needed: levels
 come with the data, lengths from own rollouts. Without levels, difficulty has no weight (`build.notes_of` tells the user
 once). Equations are the paper's, with u = 1 - w_t the progress of the run, 0..1; OURS marks what it leaves open or
-contradicts, and docs/details/scalingrl.md says why.
+contradicts, and docs/scalingrl.md says why.
 """
 
 from __future__ import annotations

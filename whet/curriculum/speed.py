@@ -25,7 +25,7 @@ from whet.types import Batch, Clock, Group, Phase, Request, Sampling
 #
 # A prompt with pass rate p is screened with n rollouts and continued with c more (N = n + c). The acceptance follows
 # from the algorithm; the implicit weight is DERIVED here, for RLOO with verdicts as rewards and on-policy rollouts.
-# docs/details/speed.md has the objective whose gradient it is, and what an accepted group costs.
+# docs/speed.md has the objective whose gradient it is, and what an accepted group costs.
 
 
 def accept_probability(p: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
