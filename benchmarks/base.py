@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 
 from whet import api
-from whet.assembly import check_run
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress
+from whet.resolve import check_run
 from whet.run import CONFIG, best_checkpoint
 from whet.tools.experiment import replace_run
 

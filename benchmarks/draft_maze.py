@@ -44,7 +44,7 @@ from draft_watch import Step, Watch, by_batch, chances
 from rich.table import Table
 
 from whet import config, files
-from whet.assembly import Parts, build_engine
+from whet.build import Parts, build_engine
 from whet.recipe import dump_config, load_config, read_toml
 from whet.rollout.engine import LocalEngine
 from whet.terminal import Sets, out_console

@@ -26,11 +26,12 @@ from rich.table import Table
 
 from whet import config, files, loop
 from whet.api import prepare_parts
-from whet.assembly import Parts, build_parts, check_run
+from whet.build import Parts, build_parts
 from whet.draft.base import DraftArm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
+from whet.resolve import check_run
 from whet.rollout.engine import LocalEngine
 from whet.run import Run
 from whet.terminal import DataFolder, Sets, folder_set, out_console

@@ -7,9 +7,9 @@ import pytest
 from small_run import Silent, Stop, assert_same_run, even_digits, small_config
 
 from whet import api
-from whet.assembly import check_run
 from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
+from whet.resolve import check_run
 from whet.run import read_metrics, read_rollouts
 
 COMMON = ("curriculum.rollouts=6", "curriculum.speed.n_init=2", "curriculum.starvation=partial", "steps=4")

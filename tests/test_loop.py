@@ -12,11 +12,12 @@ import pytest
 from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
 
 from whet import api, loop
-from whet.assembly import build_parts, check_run
+from whet.build import build_parts
 from whet.errors import Diverged, Starved, WhetError
 from whet.learn.learner import Learner
 from whet.recipe import dump_config
 from whet.report.arms import read_run
+from whet.resolve import check_run
 from whet.rollout.engine import LocalEngine
 from whet.run import Run, checkpoint_steps, read_metrics, read_rollouts, read_scores
 from whet.tasks.answer_check import NOISE

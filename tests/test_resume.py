@@ -172,7 +172,7 @@ def test_a_problem_that_was_changed_under_its_id_is_refused(tmp_path: Path, monk
         return silent
 
     go_on({}, resume=False)
-    monkeypatch.setattr("whet.assembly.build_parts", None)  # no weights are loaded before
+    monkeypatch.setattr("whet.build.build_parts", None)  # no weights are loaded before
     sentence = 'The training problem "{}" is not what it was when the checkpoint was written ({} of 60 have another'
     for changes, said in (
         ({7: {"answer": "9"}}, sentence.format("sum 7", 1)),

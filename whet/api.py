@@ -1,6 +1,6 @@
 """whet from Python: `whet.train(...)`, and `run_recipe`, which the command line and the benchmarks call too.
 
-The order matters: settings, data, judges, curriculum, model folder and memory are all checked (`assembly.check_run`)
+The order matters: settings, data, judges, curriculum, model folder and memory are all checked (`resolve.check_run`)
 before a run folder is made, and the folder is made before any weight is loaded.
 """
 
@@ -23,7 +23,7 @@ from whet.run import Run, best_checkpoint, checkpoint_steps, read_metrics, refus
 from whet.types import Prompt
 
 if TYPE_CHECKING:
-    from whet.assembly import Parts
+    from whet.build import Parts
     from whet.loop import Watcher
     from whet.processes import Company
 
@@ -141,10 +141,12 @@ def _run_once(
     gpus: int,
     name: str,
 ) -> int:
-    from whet.assembly import build_parts, check_run, refuse_other_prompts
+    from whet.build import build_parts
     from whet.findings import machine_of
     from whet.pictures import machine
     from whet.processes import build_fleet_parts
+    from whet.resolve import check_run
+    from whet.run_state import refuse_other_prompts
 
     plan = check_run(settings, reward)
     plan.processes = gpus
@@ -194,9 +196,9 @@ def _run_once(
 
 def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watcher) -> None:
     """Restore the parts where the run left off, or warm-start them at its beginning."""
-    from whet.assembly import restore_parts
     from whet.learn.checkpoint import load_checkpoint
     from whet.loop import warm_start_parts
+    from whet.run_state import restore_parts
 
     for note in parts.notes:
         watcher.message(note)

@@ -201,8 +201,8 @@ def train(
 
 def print_plan(settings: config.Config, gpus: int, out: Path | None, *, whole: bool) -> None:
     """Print what a run would do, with `whole` after all its settings; one that does not fit ends with code 2."""
-    from whet.assembly import check_run
     from whet.processes import check_gpus
+    from whet.resolve import check_run
     from whet.run import mean_response
 
     check_gpus(settings, gpus)

@@ -1,6 +1,6 @@
 """What a run will cost, roughly: tokens per step, seconds by part, hours in all; from constants that were measured.
 
-`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_step` for
+`resolve` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_step` for
 its share of the attainable. Everything here is arithmetic, and no device is queried. Judging, saving and evaluation are
 left out. The estimate is right within a factor of two where it was measured (an H200; one CPU thread), and elsewhere as
 good as its scaling by memory bandwidth and arithmetic.

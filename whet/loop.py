@@ -18,12 +18,13 @@ from typing import Protocol
 import numpy as np
 
 from whet import config
-from whet.assembly import Parts, save_parts
+from whet.build import Parts
 from whet.curriculum.base import Evidence
 from whet.errors import Collapsed, Diverged, Mastered, Starved
 from whet.eval import EvalSet, evaluate
 from whet.pictures import Pictures
 from whet.run import Run
+from whet.run_state import save_parts
 from whet.tasks.judge import Unfinished
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics

@@ -1,6 +1,6 @@
 """The prompts and judges of a run, read from the recipe's [[data]] and [[eval]] entries.
 
-`assembly` and the tools call `load_problems`; it calls the tasks. A slice of the training problems is set aside to
+`resolve` and the tools call `load_problems`; it calls the tasks. A slice of the training problems is set aside to
 choose the best checkpoint by, unless the recipe brings its own. Nothing here imports torch, so that a wrong path or a
 missing judge is found before any weight is loaded.
 """

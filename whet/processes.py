@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet import __version__, assembly, config
-from whet.assembly import Basis, Parts, RunPlan
+from whet import __version__, build, config
+from whet.build import Parts
 from whet.errors import WhetError
 from whet.eval import eval_sets
+from whet.resolve import Basis, RunPlan, tiny_skeleton, training_sampling
 from whet.run import CONFIG
 from whet.tasks.worker import FarWorker, relay
 from whet.text import Codec
@@ -87,10 +88,10 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
     with ExitStack() as stack:
         far = settings.judge.where == "workers"
         if not far:
-            stack.callback((judge := assembly.build_judge(plan)).close)
+            stack.callback((judge := build.build_judge(plan)).close)
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
         if far:
-            stack.callback((judge := assembly.build_judge(plan, company.judges(plan))).close)
+            stack.callback((judge := build.build_judge(plan, company.judges(plan))).close)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         if "eagle" in settings.draft.drafters and settings.rollout.engine == "native":
             from whet.draft.training import SpotDrafter
@@ -102,14 +103,14 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
             model=None,
             engine=engine,
             judge=judge,
-            evals=eval_sets(settings, plan.problems.evals, assembly.training_sampling(settings, plan.codec)),
+            evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
             notes=(ready, *engine.notes()),
             learner=Chorus(crew, plan.encoded),
             curriculum=plan.curriculum,
             crew=crew,
             spot=engine.spot,
         )
-        assembly.refuse_unmet(parts)
+        build.refuse_unmet(parts)
         stack.pop_all()
     return parts
 
@@ -290,7 +291,7 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
         if (own := here.get(name, "missing")) != value:
             raise WhetError(f"its {name} is {own}, and the driver's is {value}; all nodes need the same.")
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
-    network = check_model(settings.model) or assembly.tiny_skeleton(settings)
+    network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
     several = role == "worker" and pick_device(settings.model).type == "cuda"
     cards = max(1, int(settings.cluster.gpus_per_worker)) if several else 1  # it may be a share of one
@@ -302,21 +303,21 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     if plan.footprint.device.type == "cuda" and of_gpu < 1.0:
         limit_memory(plan.footprint.device, of_gpu)
     room = plan.room  # measured before the weights are loaded
-    model = assembly.build_model(plan, Path(order["weights"]) if order["weights"] else None)
+    model = build.build_model(plan, Path(order["weights"]) if order["weights"] else None)
     drafter = engine = None
     if role != "learner":
-        drafter = assembly.build_drafter(settings, model)
-        native = partial(assembly.build_engine, drafter=drafter)
-        vllm = partial(assembly.build_vllm, cards=cards)
+        drafter = build.build_drafter(settings, model)
+        native = partial(build.build_engine, drafter=drafter)
+        vllm = partial(build.build_vllm, cards=cards)
         engine = (vllm if settings.rollout.engine == "vllm" else native)(plan, model, room)
     if role == "worker":
         return model, engine, None, drafter
     if order["later"]:
         from whet.cluster.shards import ShardedLearner
 
-        return model, engine, partial(assembly.build_learner, plan, model, engine, ShardedLearner), drafter
+        return model, engine, partial(build.build_learner, plan, model, engine, ShardedLearner), drafter
     from whet.learn.learner import Learner
 
     shares = plan.footprint.shares
     share = (order["rank"] if shares > 1 else 0, shares)
-    return model, engine, partial(assembly.build_learner, plan, model, engine, partial(Learner, share=share)), drafter
+    return model, engine, partial(build.build_learner, plan, model, engine, partial(Learner, share=share)), drafter

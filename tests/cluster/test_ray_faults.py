@@ -18,7 +18,7 @@ from fleet_run import assert_like, run
 from ray_run import MARKS, SPLIT, TEN, cluster, elsewhere, loopback, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
-from whet import api, assembly, cli, processes
+from whet import api, build, cli, processes
 from whet.cluster.crew import Crew
 from whet.cluster.member import FleetMember, SentPrompts, open_buffer
 from whet.errors import WhetError
@@ -51,11 +51,11 @@ def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(monkeypatch: 
     def pick(settings: Any) -> torch.device:
         return torch.device("cpu" if settings.device == "cpu" else "cuda")
 
-    def build(plan: Any, model: Any, room: Any, cards: int = 1) -> None:
+    def vllm_build(plan: Any, model: Any, room: Any, cards: int = 1) -> None:
         asked[model.device.type] = cards
 
     monkeypatch.setattr("whet.model.load.pick_device", pick)
-    monkeypatch.setattr(assembly, "build_vllm", build)
+    monkeypatch.setattr(build, "build_vllm", vllm_build)
     settings = small_config(*SPLIT, "rollout.engine=vllm", "cluster.gpus_per_worker=4")
     order = {"settings": settings.model_dump_json(), "alphabet": "0123", "weights": "", "role": "worker", "size": 2}
     processes.build_member({**order, "later": False}, SentPrompts())

@@ -15,7 +15,7 @@ from fleet_run import CPU, assert_like, pool, pooled, run  # noqa: F401 (fixture
 from ray_run import TEN, strike_down, whole  # noqa: F401 (fixtures)
 from small_run import Stop, even_digits, small_config
 
-from whet.assembly import RunPlan, build_actor, check_run, training_sampling
+from whet.build import build_actor
 from whet.cluster import crew
 from whet.cluster.channel import Channel, pack
 from whet.cluster.member import FleetMember, Gone
@@ -24,6 +24,7 @@ from whet.draft.base import DraftArm
 from whet.draft.eagle import FOLDER, read_drafter
 from whet.draft.training import merge
 from whet.processes import build_member
+from whet.resolve import RunPlan, check_run, training_sampling
 from whet.rollout.engine import LocalEngine
 from whet.types import Request
 

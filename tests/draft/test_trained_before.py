@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from small_run import Silent, even_digits, small_config
 
 from whet.api import run_recipe
-from whet.assembly import build_drafter, build_model, check_run
+from whet.build import build_drafter, build_model
 from whet.draft import training
 from whet.draft.base import DraftArm
 from whet.draft.controller import Controller
 from whet.errors import WhetError
+from whet.resolve import check_run
 from whet.run import checkpoint_path
 from whet.tools.export import export_model
 from whet.tools.measure import evaluate_model

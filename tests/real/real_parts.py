@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from whet.assembly import RunPlan, build_model, check_run
+from whet.build import build_model
 from whet.draft.base import DraftArm
 from whet.fast.graphs import GraphRunners
 from whet.model.load import LOCAL
 from whet.model.noise import noise_bits, row_key, uniform
 from whet.recipe import load_config
+from whet.resolve import RunPlan, check_run
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real_parts import ARMS, ask, engine_of, ids_of, margins, model_of, plain, plan_of, rounding_of, run
 
-from whet.assembly import build_drafter
+from whet.build import build_drafter
 from whet.draft.base import OFF, Chooser, DraftArm
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation

@@ -23,7 +23,7 @@ from real_parts import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from whet.assembly import RunPlan
+from whet.resolve import RunPlan
 from whet.tools.export import export_model
 from whet.types import Key, Rollout
 

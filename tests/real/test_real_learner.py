@@ -12,8 +12,9 @@ from real_parts import ask, engine_of, gaps, ids_of, model_of, plain, plan_of, r
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from whet.assembly import RunPlan, build_learner, build_model
+from whet.build import build_learner, build_model
 from whet.model.lora import save_lora
+from whet.resolve import RunPlan
 from whet.types import Batch, Group, Rollout
 
 pytestmark = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

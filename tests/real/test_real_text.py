@@ -8,7 +8,7 @@ import torch
 from real_parts import plan_of
 from transformers import AutoTokenizer
 
-from whet.assembly import build_model
+from whet.build import build_model
 from whet.model.twin import rollout_twin
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

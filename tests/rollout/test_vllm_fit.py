@@ -12,15 +12,17 @@ import pytest
 from small_run import even_digits, model_folder, small_config
 
 from whet import config
-from whet.assembly import build_drafter, build_parts, check_run, save_parts
+from whet.build import build_drafter, build_parts
 from whet.cli import main
 from whet.draft.eagle import eagle_head, write_drafter
 from whet.errors import WhetError
 from whet.findings import decoding_of
 from whet.model.load import tiny_model
 from whet.recipe import load_config
+from whet.resolve import check_run
 from whet.rollout import vllm_fit
 from whet.rollout.vllm_fit import refuse_vllm, speculation_of, version_of_vllm
+from whet.run_state import save_parts
 from whet.tools.doctor import examine
 from whet.tools.measure import choose_drafters
 
@@ -146,7 +148,7 @@ def test_a_head_that_does_not_fit_is_refused_and_one_that_fits_goes_into_checkpo
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on a GPU: only the device differs."""
-    monkeypatch.setattr("whet.assembly.check_vllm", lambda settings: (settings, refuse_vllm(settings, on_cpu=False)))
+    monkeypatch.setattr("whet.resolve.check_vllm", lambda settings: (settings, refuse_vllm(settings, on_cpu=False)))
     model = Path(model_folder(tmp_path / "model"))
     sets = (ASKED, f'model.name="{model}"', 'model.device="cpu"', 'draft.drafters=["eagle"]')
     with_head(model, hidden=48)

@@ -1,4 +1,4 @@
-"""Curricula by name: which gate, over which source, in which wrappers. `assembly.py` builds them here.
+"""Curricula by name: which gate, over which source, in which wrappers. `whet/resolve.py` builds them here.
 
 A built-in curriculum is one line in the table `CURRICULA`; a curriculum of your own is named "module:Class"
 (docs/extend.md). `curriculum.source` puts another source under a gate, and `curriculum.stages` wraps the result.

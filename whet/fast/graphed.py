@@ -1,6 +1,6 @@
 """The learner's passes on a GPU: compiled layers, and CUDA graphs for models so small that the host cannot keep up.
 
-`whet.assembly` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
+`whet.build` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
 the network's forward and backward pass; head, loss and optimiser stay outside: they are few launches. A pack is padded
 to one of few sizes, by sequences of their own whose gradient is zero, so that they add exactly nothing. A size that
 comes a second time is captured, and replayed from then on. All graphs lie in one memory pool, so a backward pass must

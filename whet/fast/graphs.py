@@ -1,6 +1,6 @@
 """The rollout step on CUDA: state on the device, decoding as one captured graph for each size of batch.
 
-`whet.assembly` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
+`whet.build` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
 decode step is forward, draw and bookkeeping in one graph replay; a step that speculates is two replays, the drafter's
 and the target's. The device ends rows by itself, so the next steps can be launched before the host has read these; what
 is drawn for a row after its end is left out. Graphs (`Captures`) are made for sizes up to the number of slots;
@@ -268,7 +268,7 @@ class Launch:
 
 
 class GraphRunners:
-    """What makes the runner of an engine: `whet.assembly` hands one to the engine on CUDA."""
+    """What makes the runner of an engine: `whet.build` hands one to the engine on CUDA."""
 
     page = PAGE  # tokens per page of the cache that its runners read best
 

@@ -1,4 +1,4 @@
-"""The protocol of a learner, as the loop and the assembly use it; and the team of those that train one model together.
+"""The protocol of a learner, as the loop uses it; and the team of those that train one model together.
 
 `whet.learn.learner.Learner` trains the model of this process; `whet.cluster.fleet.Chorus` is the learner of several
 processes. Each of these makes the samples of the whole batch, with the weights that they have in its loss, and runs its

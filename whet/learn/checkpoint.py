@@ -7,7 +7,7 @@
     manifest.json                                         written last: size and sha256 of every file above
 
 The state has its own folder because serving engines load every *.safetensors they find beside the weights. Nothing is
-ever read by pickle. `assembly.py` decides what goes in, `run.py` where it is written. torch is imported inside the
+ever read by pickle. `run_state.py` decides what goes in, `run.py` where it is written. torch is imported inside the
 functions that need tensors, so that reports do not need it.
 """
 

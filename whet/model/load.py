@@ -1,6 +1,6 @@
 """From a recipe's [model] to a Hugging Face model and tokenizer on a device.
 
-`assembly.py` calls it, before a run and at its start. A name is a folder, a peft folder (adapters and the
+`resolve.py` and `build.py` call it, before a run and at its start. A name is a folder, a peft folder (adapters and the
 name of their base; see `lora.py`), a hub name, or "tiny", the small Llama with a tokenizer of characters or bytes that
 is built on the spot. Only safetensors are read, and no code that comes with a model is run. Whatever is wrong is
 reported before any weight is loaded: `check_model` builds the network without weights to find out.

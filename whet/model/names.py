@@ -1,6 +1,6 @@
 """What a model's name can mean: a folder, or a name on the hub.
 
-`assembly` asks here before it reads data, and `whet.model.load` when it loads. Nothing here imports torch, so that a
+`resolve` asks here before it reads data, and `whet.model.load` when it loads. Nothing here imports torch, so that a
 wrong name costs no seconds.
 """
 

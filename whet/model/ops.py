@@ -2,7 +2,7 @@
 one copy for many arrays, and a meter of its work.
 
 The EAGLE drafter (`whet.draft.eagle`) and its part of the engine (`whet.rollout.guesser`) call the operations through a
-table, `Ops`, into which `whet.assembly` may put the kernels. The kernels' tests compare against the functions here.
+table, `Ops`, into which `whet.build` may put the kernels. The kernels' tests compare against the functions here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether the data's own answers can be right at all, and a summary of a data entry for `whet data look`.
 
-`assembly` checks a sample of the answers before a run, `whet data look` checks all. Each answer is judged as if a
+`resolve` checks a sample of the answers before a run, `whet data look` checks all. Each answer is judged as if a
 response gave it, in killable processes as in a run, and the whole check ends when its time is up. Only task "text" is
 checked: a user's judge may want more than an answer, and the other tasks make their answers themselves. A user's judge
 is called three times instead (`try_judge`), and need not find anything right.

@@ -2,7 +2,7 @@
 
 The command line calls `examine`. What the extras need is read from the installed package. Of a model only its config is
 read (for a hub name that is one small download): the network is built without weights and refused here if training
-would refuse it. With a recipe whose model is in a folder, data and prompts are checked too (`assembly.check_run`), and
+would refuse it. With a recipe whose model is in a folder, data and prompts are checked too (`resolve.check_run`), and
 the lines are those of `whet train --dry-run`.
 """
 
@@ -111,8 +111,8 @@ def _device() -> Finding:
 
 def _plan(settings: config.Config, *, with_data: bool) -> list[Finding]:
     """The plan of a run, with its data where the tokenizer is at hand; else of the model alone."""
-    from whet.assembly import check_run
     from whet.findings import model_findings, size_up_here
+    from whet.resolve import check_run
 
     try:
         network = skeleton_of(settings)
@@ -131,9 +131,9 @@ def _plan(settings: config.Config, *, with_data: bool) -> list[Finding]:
 
 def skeleton_of(settings: config.Config) -> Any:
     """The model without its weights, for which its config is enough."""
-    from whet.assembly import tiny_skeleton
     from whet.model.load import build_skeleton, check_model
     from whet.model.lora import check_lora
+    from whet.resolve import tiny_skeleton
 
     model = settings.model
     if model.name == "tiny" or Path(model.name).expanduser().is_dir():

@@ -1,6 +1,6 @@
 """Measures a model without training it: `whet eval` calls `evaluate_model`, `whet probe` calls `probe_model`.
 
-Both need only what makes judged rollouts (`assembly.build_actor`): neither an optimiser nor a curriculum. MODEL is a
+Both need only what makes judged rollouts (`build.build_actor`): neither an optimiser nor a curriculum. MODEL is a
 run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name. Nothing here
 imports torch before flags and recipe are checked.
 
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from whet import config, files
-from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
+from whet.build import Actor, build_actor
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
+from whet.resolve import RunPlan, check_run, training_sampling
 from whet.rollout.vllm_fit import drafter_of
 from whet.run import best_weights
 from whet.tasks.base import problem_key

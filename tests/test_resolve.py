@@ -11,8 +11,8 @@ import torch
 from small_run import Silent, even_digits, model_folder, problem_file, small_config
 from transformers import GPT2Config, LlamaConfig
 
-from whet import assembly, loop
-from whet.assembly import RunPlan, Tally, build_parts, check_run, refuse_unmet
+from whet import loop, resolve
+from whet.build import Tally, build_parts, refuse_unmet
 from whet.errors import WhetError
 from whet.learn.optimizer import default_lr
 from whet.loop import Log, solution_batches
@@ -20,6 +20,7 @@ from whet.model import load, memory
 from whet.model.load import tiny_tokenizer
 from whet.problems import load_problems
 from whet.recipe import dump_config, load_config
+from whet.resolve import RunPlan, check_run
 from whet.rollout.engine import LocalEngine
 from whet.run import Run
 from whet.text import Codec
@@ -205,14 +206,14 @@ def test_a_judge_of_the_user_is_not_asked_about_the_answers(tmp_path: Path) -> N
     model = model_folder(tmp_path / "model", chat=False)
     settings = load_config(sets=[f"model.name='{model}'", f"data.0.path='{path}'", "rollout.max_tokens=20"])
     assert not [note for note in check_run(settings, lambda prompt, response: 1.0).notes if "cannot be" in note]
-    own = checked(tmp_path, f"data.0.path='{path}'", 'data.0.reward="operator:contains"')
+    own = checked(tmp_path, f"data.0.path='{path}'", 'data.0.reward="operator:is_not"')
     assert not [note for note in own.notes if "cannot be" in note]
 
 
 def test_without_answers_there_must_be_a_judge(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"without an answer column, and no judge of yours decides; name the column"):
         checked(tmp_path, 'data.0.columns={answer=""}')
-    assert checked(tmp_path, 'data.0.columns={answer=""}', 'data.0.reward="operator:contains"').problems.matched == {}
+    assert checked(tmp_path, 'data.0.columns={answer=""}', 'data.0.reward="operator:is_not"').problems.matched == {}
 
 
 # ---- checked once, then used
@@ -238,7 +239,7 @@ def test_prompts_are_encoded_and_the_curriculum_is_built_once(tmp_path: Path, mo
         monkeypatch.setattr(module, name, call)
 
     monkeypatch.setattr(Codec, "encode_all", encoding)
-    for module, name in ((assembly, "build_curriculum"), (assembly, "Codec"), (load, "load_tokenizer"),
+    for module, name in ((resolve, "build_curriculum"), (resolve, "Codec"), (load, "load_tokenizer"),
                          (load, "check_model"), (load, "build_skeleton")):  # fmt: skip
         counted(module, name)
     plan = checked(tmp_path, "steps=1", "curriculum.groups=2", "curriculum.rollouts=2", "curriculum.starvation=partial")
