@@ -55,6 +55,18 @@ def whole(folder: Path, **question: Any) -> list[dict[str, Any]]:
         after = Bookmark.read(answer["next"])
 
 
+def test_one_rollout_of_each_prompt_a_wrong_one_if_there_is_one(save_run: Save) -> None:
+    rows = [{**row, "phase": "train"} for row in chain_rollouts((1, 2), 3)]
+    found = whole(save_run("run", [{"step": 0}], rows), each=True, limit=2)
+    assert [(row["step"], row["prompt_id"]) for row in found] == list(
+        dict.fromkeys((step, row["prompt_id"]) for step in (2, 1) for row in rows if row["step"] == step)
+    )
+    for row in found:
+        verdicts = {r["verdict"] for r in rows if (r["step"], r["prompt_id"]) == (row["step"], row["prompt_id"])}
+        assert row["verdict"] == ("wrong" if "wrong" in verdicts else "right")
+    assert {row["verdict"] for row in found} != {"right"}
+
+
 @pytest.fixture
 def run(save_run: Save) -> Path:
     rows = chain_rollouts((1, 2, 5), 0)

@@ -94,6 +94,8 @@ def test_rollouts_are_asked_for_by_run_filter_and_cursor(serve: Serve) -> None:
     assert len(rest["rows"]) == 19 and rest["next"] is None
     right = data_of(server, "/rollouts?run=1&verdict=right&step=1&kind=step&q=%3D8*2&phase=&level=")
     assert right["rows"] and {(row["step"], row["verdict"]) for row in right["rows"]} == {(1, "right")}
+    single = data_of(server, "/rollouts?run=1&step=6&each=1")["rows"]
+    assert len(single) == 3 == len({row["prompt_id"] for row in single})
     row = first["rows"][0]
     group = data_of(server, f"/rollouts?run=1&step=6&group={row['group_id']}&prompt={row['prompt_id']}")
     assert [r["index"] for r in group["rows"]] == [0, 1, 2, 3]

@@ -155,12 +155,13 @@ class Cost:
 
     def cell(self, baseline: Cost | None, show: Show) -> TableCell:
         """Says "never" only if no seed reached the level; a median that a seed could still move is a bound."""
-        ratio = formats.times(saving(baseline.middle, self.middle)) if baseline is not None else ""
+        known = formats.times(saving(baseline.middle, self.middle)) if baseline is not None else ""
+        ratio = known if known != formats.MISSING else ""
         if not any(seed.known for seed in self.seeds):
             spent = min(seed.low for seed in self.seeds)
             limit = saving(baseline.middle, self.middle).high if baseline is not None else math.inf
             words = f"spent {show(spent)}" if spent else ""
-            return TableCell("never", ratio if ratio != formats.MISSING else "", words, better=-(limit < 1))
+            return TableCell("never", ratio, words, better=-(limit < 1))
         value = show(self.middle.low) if self.middle.known else f">{show(self.middle.low)}"
         low, high = middle_95(self.draws)
         between = f"{show(low)}–{show(high)}" if math.isfinite(high) else f"≥{show(low)}"

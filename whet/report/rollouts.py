@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
 from whet.report.arms import number, parse_lines, read_bytes
-from whet.report.view import read_excerpt, shorten
+from whet.report.view import FIRST, read_excerpt, shorten
 from whet.run import ROLLOUTS, parse_line, rollout_files
 
 FIELDS = ("prompt_id", "group_id", "phase", "verdict", "level")
@@ -26,6 +26,7 @@ VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^",}\s]+')
 KEYS = [f'"{name}": '.encode() for name in FIELDS]  # as the writer of the run spells them
 PLAIN = re.compile(rb"[a-z0-9 .,:;=+*/()#-]+")  # characters that stand in JSON as they are
 ALONE, SERVED = 8_000, 100_000  # characters of a text in a page that stands alone, and in an answer
+VERDICTS = {verdict: place for place, verdict in enumerate(FIRST)}  # what else stands there counts as unjudged
 READ = 2**28  # bytes that one search reads
 AHEAD = 4  # times the bytes of a selection are read to choose from
 
@@ -159,11 +160,12 @@ class RolloutShelf:
 
     def find(
         self, *, filters: Mapping[str, str], step: int | None = None, kind: str = "", text: str = "",
-        after: Bookmark | None = None, limit: int = 50,
+        after: Bookmark | None = None, limit: int = 50, each: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
         """Rollouts that fit, where the next ones begin (or None), and how many were looked at. `filters` are fields of
         a `Line` and their values; `text` is looked for in prompt, response, answer and id, whatever the case of its
-        ASCII letters is. A search ends early once it has read much, and can be continued."""
+        ASCII letters is. With `each` a step gives one rollout of each prompt, a wrong one if there is one. A search
+        ends early once it has read much, and can be continued."""
         rows: list[tuple[Bookmark, Shown]] = []
         searched = read = 0
         needle = text.encode(errors="surrogatepass").lower()
@@ -182,7 +184,10 @@ class RolloutShelf:
                 return answer(before)
             lines = self.index(file)
             first = after.line + 1 if after is not None and before[:2] == after[:2] else 0
-            fitting = [i for i in range(first, len(lines)) if _fits(lines[i], filters)]
+            fitting = [i for i, line in enumerate(lines) if _fits(line, filters)]
+            if each:
+                fitting = _one_of_each(lines, fitting)
+            fitting = [i for i in fitting if i >= first]
             searched += len(lines) - first
             if not fitting:
                 continue
@@ -258,6 +263,13 @@ def _fits(line: Line, filters: Mapping[str, str]) -> bool:
     """A part of the prompt's id is enough, as in a page that stands alone."""
     found = ((key, getattr(line, key), wanted) for key, wanted in filters.items())
     return all(wanted in value if key == "prompt_id" else wanted == value for key, value, wanted in found)
+
+
+def _one_of_each(lines: Sequence[Line], fitting: Sequence[int]) -> list[int]:
+    chosen: dict[str, int] = {}
+    for i in sorted(fitting, key=lambda i: VERDICTS.get(lines[i].verdict, 1)):
+        chosen.setdefault(lines[i].prompt_id, i)
+    return sorted(chosen.values())
 
 
 def _holds(row: Mapping[str, Any], needle: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Serves the page of some runs live: `whet report RUN... --serve`. The browser asks for news and for rollouts.
 
-    GET ./   assets/NAME   data[?after=CURSOR]   rollouts?run=I&step=S&kind=&prompt=&group=&verdict=&phase=&level=&q=
+    GET ./   assets/NAME   data[?after=CURSOR]
+        rollouts?run=I&step=S&kind=&prompt=&group=&verdict=&phase=&level=&q=&each=
 
 Nothing is written, and no path comes from a request: assets are named in a list, runs by their number. On loopback a
 foreign Host is refused, so that no web page can reach the server under a name of its own (DNS rebinding). At another
@@ -125,4 +126,12 @@ class PageServer(QuietServer):
         # Evaluation numbers its groups from 0 each time, so a number alone is that of a training group.
         kind = query.get("kind") or ("step" if "group" in query else "")
         with self.lock:
-            return shelf.find(filters=filters, step=step, kind=kind, text=query.get("q", ""), after=after, limit=limit)
+            return shelf.find(
+                filters=filters,
+                step=step,
+                kind=kind,
+                text=query.get("q", ""),
+                after=after,
+                limit=limit,
+                each=bool(query.get("each")),
+            )

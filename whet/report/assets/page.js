@@ -555,63 +555,38 @@
         : "";
   }
 
+  function svg(name, attributes, ...children) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.append(...children);
+    return node;
+  }
+
+  /** A square for areas, a piece of the line for lines. */
+  function swatch(line, kind) {
+    const area = kind === "stack" || kind === "bars";
+    const square = { width: 12, height: 12, rx: 2, fill: line.colour };
+    const stroke = { stroke: line.colour, "stroke-width": 3, "stroke-dasharray": (line.dash || []).join(" ") };
+    const shape = area ? svg("rect", square) : svg("line", { x1: 0, x2: 26, y1: 6, y2: 6, ...stroke });
+    return svg("svg", { width: area ? 12 : 26, height: 12, "aria-hidden": "true" }, shape);
+  }
+
   function drawLegend(chart, model) {
     chart.outputs = [];
     chart.legend.hidden = model.lines.length < 2;
-    chart.legend.replaceChildren(
-      ...model.lines.map((line) => {
-        const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-        const area = model.kind === "stack" || model.kind === "bars";
-        for (const [key, value] of [
-          ["width", area ? 12 : 26],
-          ["height", 12],
-          ["aria-hidden", "true"],
-        ])
-          svg.setAttribute(key, value);
-        const mark = document.createElementNS("http://www.w3.org/2000/svg", area ? "rect" : "line");
-        const shape = area
-          ? [
-              ["width", 12],
-              ["height", 12],
-              ["rx", 2],
-              ["fill", line.colour],
-            ]
-          : [
-              ["x1", 0],
-              ["x2", 26],
-              ["y1", 6],
-              ["y2", 6],
-              ["stroke", line.colour],
-              ["stroke-width", 3],
-              ["stroke-dasharray", (line.dash || []).join(" ")],
-            ];
-        for (const [key, value] of shape) mark.setAttribute(key, value);
-        svg.append(mark);
-        const output = el("output", { "aria-live": "off" });
-        chart.outputs.push(output);
-        const toggle = () => {
-          chart.off.has(line.label) ? chart.off.delete(line.label) : chart.off.add(line.label);
-          draw(chart);
-          focusLine(chart, line.label);
-        };
-        return el(
-          "li",
-          {},
-          el(
-            "button",
-            {
-              type: "button",
-              "aria-pressed": String(!chart.off.has(line.label)),
-              "data-line": line.label,
-              onclick: toggle,
-            },
-            svg,
-            visible(line.label),
-            output,
-          ),
-        );
-      }),
-    );
+    const entries = model.lines.map((line) => {
+      const output = el("output", { "aria-live": "off" });
+      chart.outputs.push(output);
+      const onclick = () => {
+        chart.off.has(line.label) ? chart.off.delete(line.label) : chart.off.add(line.label);
+        draw(chart);
+        focusLine(chart, line.label);
+      };
+      const pressed = String(!chart.off.has(line.label));
+      const about = { type: "button", "aria-pressed": pressed, "data-line": line.label, onclick };
+      return el("li", {}, el("button", about, swatch(line, model.kind), visible(line.label), output));
+    });
+    chart.legend.replaceChildren(...entries);
   }
 
   function focusLine(chart, label) {
@@ -638,13 +613,9 @@
   /** A section with a grid of charts. It hides itself while none of its parts has data. */
   function addSection(id, title, note, fill) {
     const grid = el("div", { class: "grid" });
-    const node = el(
-      "section",
-      { id, "aria-labelledby": `${id}-title` },
-      el("h2", { id: `${id}-title` }, title),
-      note ? el("p", { class: "note" }, note) : null,
-      grid,
-    );
+    const heading = title ? el("h2", {}, title) : null;
+    const about = note ? el("p", { class: "note" }, note) : null;
+    const node = el("section", { id, "aria-label": title || "Accuracy" }, heading, about, grid);
     const section = { id, title, node, grid, parts: [] };
     document.getElementById("main").append(node);
     state.sections.push(section);
@@ -700,8 +671,18 @@
         has: () => sets.some((name) => state.page.runs.some((run) => has(run, `eval/${name}/accuracy`))),
         model: () => byStep(evaluationLines(sets), share, { top: 1, zero: true }),
       });
-    if (single()) draws("accuracy", "Accuracy", names);
-    else names.forEach((name) => draws(`accuracy-${name}`, `Accuracy on ${visible(name)}`, [name]));
+    const costs = el("dl", { class: "facts" }),
+      advice = el("p", { class: "note" }),
+      below = el("div", { class: "wide" }, costs, advice);
+    const showBelow = () => {
+      costs.replaceChildren(...facts());
+      advice.textContent = visible(firstSentence(current().headline.verdict)[1]);
+    };
+    if (single()) {
+      draws("accuracy", "Accuracy", names);
+      section.grid.append(below);
+      section.parts.push({ figure: below, has: () => true, update: showBelow });
+    } else names.forEach((name) => draws(`accuracy-${name}`, `Accuracy on ${visible(name)}`, [name]));
     names.forEach((name) =>
       addPart(section, {
         id: `levels-${name}`,
@@ -808,29 +789,10 @@
 
   // ---- where the rollouts went
 
-  /** Counts of groups a step by what became of them: from the pictures, or from counters of an older log. */
+  /** Counts of groups a step by what became of them. */
   function flowOf(run) {
     const rows = run.pictures.filter((picture) => picture.flow);
-    if (rows.length)
-      return { steps: rows.map((row) => row.step), get: (name) => rows.map((row) => row.flow[name] ?? null) };
-    const names = {
-      trained: ["trained"],
-      too_easy: ["rejected_easy"],
-      too_hard: ["rejected_hard"],
-      stale: ["expired", "cut"],
-      asked: ["asked"],
-      screened: ["screened"],
-      continued: ["qualified"],
-    };
-    const grown = (key) =>
-      column(run, `curriculum/${key}`).map((v, i, all) =>
-        known(v) ? Math.max(0, v - (i && known(all[i - 1]) ? all[i - 1] : 0)) : null,
-      );
-    const get = (name) => {
-      const parts = (names[name] || []).map(grown).filter((part) => part.length);
-      return parts.length ? parts[0].map((_, i) => parts.reduce((sum, part) => sum + (part[i] || 0), 0)) : [];
-    };
-    return { steps: column(run, "step").slice(1), get: (name) => get(name).slice(1) };
+    return { steps: rows.map((row) => row.step), get: (name) => rows.map((row) => row.flow[name] ?? null) };
   }
 
   const total = (values) => values.filter(known).reduce((a, b) => a + b, 0);
@@ -1131,8 +1093,8 @@
       ["time/gpu_idle", "Idle GPU", "share of the step in which nothing was queued", share, { top: 1 }],
       ["rollout/tokens_per_s", "Tokens per second", "of the engine, while it generates", count],
     ]);
-    stepSlider(section, (picture) => !drafts() && picture.running);
-    runningCharts(section, "-time", () => !drafts());
+    stepSlider(section, (picture) => picture.running);
+    runningCharts(section);
   }
 
   // A chart over the steps for each metric that a run has: its name, title, sentence, format and options.
@@ -1203,7 +1165,7 @@
         );
       },
     });
-    stepSlider(section, (picture) => drafts() && (picture.accepts || picture.running));
+    stepSlider(section, (picture) => picture.accepts);
     const rate = (a, b) => (b ? a / b : 0);
     bars(
       section,
@@ -1231,44 +1193,28 @@
       }),
       number,
     );
-    runningCharts(section, "", drafts);
   }
 
-  /** How many rows ran: beside speculation where there is some, otherwise beside the time. */
-  function runningCharts(section, ending, when) {
+  /** How many rows ran. */
+  function runningCharts(section) {
     const shown = (p) => p.running && p.running.length > 1;
     addPart(section, {
-      id: "running" + ending,
+      id: "running",
       title: "Running rows within the step",
       says: "a long tail means that few long responses hold up the step",
       wide: true,
-      has: () => when() && current().pictures.some(shown),
+      has: () => current().pictures.some(shown),
       model: () => {
         const picture = pictureAt(shown);
         if (!picture) return null;
-        const line = {
-          label: "running rows",
-          colour: hue(0),
-          xs: picture.running.map(([x]) => x),
-          ys: picture.running.map(([, y]) => y),
-        };
-        return {
-          lines: [line],
-          kind: "steps",
-          x: ["seconds of the step", duration],
-          y: count,
-          zero: true,
-          step: picture.step,
-        };
+        const [xs, ys] = [0, 1].map((k) => picture.running.map((point) => point[k]));
+        const lines = [{ label: "running rows", colour: hue(0), xs, ys }];
+        return { lines, kind: "steps", x: ["seconds of the step", duration], y: count, zero: true, step: picture.step };
       },
     });
-    addPart(section, {
-      id: "rollout/batch_mean" + ending,
-      title: "Running rows, mean of the step",
-      says: "drafts pay where few rows run",
-      has: () => when() && state.page.runs.some((run) => has(run, "rollout/batch_mean")),
-      model: () => byStep(linesOf("rollout/batch_mean", { smooth: true }), count, { zero: true }),
-    });
+    metricCharts(section, [
+      ["rollout/batch_mean", "Running rows, mean of the step", "drafts pay where few rows run", count],
+    ]);
   }
 
   // ---- tables
@@ -1302,34 +1248,37 @@
     );
   }
 
+  /** A cell of a comparison: its value, and below it range and ratio. Only what is sure has a colour. */
+  function compareCell(cell) {
+    if (!cell || typeof cell !== "object") return visible(cell);
+    const small = (words) => (words ? el("small", {}, visible(words)) : null);
+    const verdict = cell.better > 0 ? "right" : cell.better < 0 ? "wrong" : null;
+    const ratio = cell.ratio ? el("small", { class: verdict }, visible(cell.ratio)) : null;
+    return [visible(cell.value), small(cell.range), ratio, small(cell.ratio_range)];
+  }
+
+  /** Tables and method prose, folded: what the first sentence and the chart rest on. */
   function compareSection(section) {
-    const compare = state.page.compare,
-      holder = el("div", { class: "wide" });
+    const runs = el("div"),
+      tables = el("div", { class: "tables" }),
+      notes = el("div");
+    const title = single() ? "Tables and notes" : "Tables, notes and single runs";
+    const holder = el("details", { class: "wide" }, el("summary", {}, title), runs, tables, notes);
     section.grid.append(holder);
-    const words = (cell) =>
-      cell && typeof cell === "object"
-        ? [
-            visible(cell.value),
-            cell.ratio ? el("b", {}, " " + visible(cell.ratio)) : null,
-            cell.range ? el("small", {}, visible(cell.range)) : null,
-            cell.ratio_range ? el("small", {}, visible(cell.ratio_range)) : null,
-          ]
-        : visible(cell);
     section.parts.push({
       figure: holder,
-      has: () => !!state.page.compare,
+      has: () => true,
       update: () => {
-        const now = state.page.compare || compare;
-        holder.replaceChildren(
-          ...now.tables.map((each) =>
-            table(
-              ["", ...each.heads.map(visible)],
-              each.rows.map((row) => row.map(words)),
-              visible(each.title),
-            ),
-          ),
-          ...(now.notes || []).map((note) => el("p", { class: "note" }, visible(note))),
+        const page = state.page,
+          prose = page === state.book ? [] : paragraphs(state.book.note).slice(1);
+        const found = page.compare || { tables: [], verdicts: [], notes: [] };
+        const said = [...found.verdicts.slice(1), found.notes.join(" ")].flatMap(paragraphs);
+        const shown = found.tables.map((each) =>
+          table(["", ...each.heads.map(visible)], each.rows.map((row) => row.map(compareCell)), visible(each.title)),
         );
+        runs.replaceChildren(single() ? "" : runsTable());
+        tables.replaceChildren(...shown);
+        notes.replaceChildren(...prose, ...paragraphs(page.note), ...said);
       },
     });
   }
@@ -1370,133 +1319,77 @@
     return el("span", { class: kind }, visible(run.state));
   }
 
-  const paragraphs = (words, kind) =>
+  const paragraphs = (words) =>
     String(words || "")
       .split("\n\n")
       .filter((each) => each.trim())
-      .map((each) => el("p", { class: kind }, visible(each)));
+      .map((each) => el("p", { class: "note" }, visible(each)));
+
+  /** One of several things to choose: a row of radio buttons. */
+  function choices(name, legend, entries, chosen, onpick) {
+    const button = ([value, words]) =>
+      el(
+        "label",
+        {},
+        el("input", { type: "radio", name, value, checked: value === chosen, onchange: () => onpick(value) }),
+        words,
+      );
+    const set = el("span", { class: "set" }, entries.map(button));
+    return el("fieldset", { class: `switch ${name}` }, el("legend", {}, legend), set);
+  }
 
   function chapterSwitch() {
-    const turn = (chapter) => {
-      Object.assign(state, { page: chapter, run: 0, step: null });
+    const titles = state.book.chapters.map((chapter, i) => [i, visible(chapter.title)]);
+    return choices("chapter", "Chapter", titles, state.book.chapters.indexOf(state.page), (i) => {
+      Object.assign(state, { page: state.book.chapters[i], run: 0, step: null });
       build();
       document.querySelector("[name=chapter]:checked")?.focus();
-    };
-    return el(
-      "fieldset",
-      { class: "switch chapters" },
-      el("legend", {}, "Chapter"),
-      el(
-        "span",
-        { class: "set" },
-        state.book.chapters.map((chapter, i) =>
-          el(
-            "label",
-            {},
-            el("input", {
-              type: "radio",
-              name: "chapter",
-              value: i,
-              checked: chapter === state.page,
-              onchange: () => turn(chapter),
-            }),
-            visible(chapter.title),
-          ),
-        ),
-      ),
-    );
+    });
   }
 
+  /** The first screen: what this is, and one sentence that says what came of it. The chart follows. */
   function headline() {
     const page = state.page,
-      top = document.getElementById("top");
+      [run] = page.runs;
     const parts = [el("h1", {}, visible(state.book.title))];
-    if (page !== state.book) parts.push(...paragraphs(state.book.note, "lead"), chapterSwitch());
-    if (single()) {
-      const run = page.runs[0],
-        head = run.headline;
-      parts.push(stateChip(run), el("p", { class: "verdict", id: "verdict" }, visible(head.verdict)));
-      const fact = (name, value, small, first) =>
-        value && value !== MISSING
-          ? el(
-              "div",
-              { class: first ? "first" : null },
-              el("dt", {}, name),
-              el("dd", {}, value, small ? el("small", {}, " " + small) : null),
-            )
-          : null;
-      const spans = [interval(head), known(head.start) ? `began at ${share(head.start)}` : ""]
-        .filter(Boolean)
-        .join("; ");
-      parts.push(
-        el(
-          "dl",
-          { class: "facts" },
-          fact(
-            head.evaluation ? `accuracy on ${visible(head.evaluation)}${head.greedy ? ", greedy" : ""}` : "accuracy",
-            share(head.accuracy),
-            spans,
-            true,
-          ),
-          fact("tokens generated", count(head.tokens)),
-          fact("time of training", duration(head.seconds)),
-          fact("steps", count(head.steps)),
-          fact("hardware", visible(head.hardware || "")),
-          fact("recipe", visible(head.recipe || "")),
-        ),
-      );
-      if (run.note) parts.push(el("p", { class: "message" }, visible(run.note)));
+    let words = run ? "" : "There is no run to show yet.";
+    if (page !== state.book) {
+      words = String(state.book.note || "").split("\n\n")[0];
+      parts.push(chapterSwitch());
+    } else if (single()) {
+      words = run.headline.verdict;
+      parts.push(stateChip(run));
+    } else if (run) {
+      words = page.compare?.verdicts[0] || `${page.runs.length} runs.`;
     }
-    parts.push(...paragraphs(page.note, single() ? "note" : "lead"));
-    parts.push(...(page.compare?.verdicts || []).map((words) => el("p", { class: "verdict" }, visible(words))));
-    if (!single() && page.runs.length) parts.push(runsTable());
-    if (!page.runs.length) parts.push(el("p", { class: "message" }, "There is no run to show yet."));
-    top.replaceChildren(...parts);
+    const [first] = single() ? firstSentence(words) : [words];
+    parts.push(el("p", { class: "verdict", id: "verdict" }, visible(first)));
+    if (single() && run.note) parts.push(el("p", { class: "message" }, visible(run.note)));
+    document.getElementById("top").replaceChildren(...parts);
   }
 
-  const median = (values) => {
-    const v = values.filter(known).sort((a, b) => a - b);
-    return v.length ? (v[(v.length - 1) >> 1] + v[v.length >> 1]) / 2 : null;
-  };
+  /** A text cut behind its first sentence: a point, a space and a capital. */
+  function firstSentence(words) {
+    const at = String(words).search(/\.\s+(?=[A-Z0-9])/);
+    return at < 0 ? [words, ""] : [words.slice(0, at + 1), words.slice(at + 1).trim()];
+  }
 
-  /** A row an arm: medians of its seeds, and the lowest and highest accuracy. */
-  function armsTable() {
-    return table(
-      ["arm", "accuracy", "tokens", "time", "runs"],
-      state.page.arms.map((arm, i) => {
-        const heads = arm.runs.map((r) => state.page.runs[r].headline),
-          dot = el("span", { class: "dot", "aria-hidden": "true" });
-        const of = (key) => heads.map((head) => head[key]).filter(known),
-          accuracies = of("accuracy"),
-          going = arm.runs.filter((r) => state.page.runs[r].state !== "finished").length;
-        dot.style.background = hue(i);
-        const range =
-          accuracies.length > 1 ? `${share(Math.min(...accuracies))} to ${share(Math.max(...accuracies))}` : "";
-        return [
-          [dot, visible(arm.name)],
-          [share(median(accuracies)), el("small", {}, range)],
-          count(median(of("tokens"))),
-          duration(median(of("seconds"))),
-          `${arm.runs.length}${going ? `, ${going} not finished` : ""}`,
-        ];
-      }),
-      "Arms: median of the seeds",
-    );
+  /** What a single run cost, below its first chart. */
+  function facts() {
+    const head = current().headline;
+    const rows = [
+      ["tokens generated", count(head.tokens)],
+      ["time of training", duration(head.seconds)],
+      ["steps", count(head.steps)],
+      ["hardware", visible(head.hardware || "")],
+      ["recipe", visible(head.recipe || "")],
+    ];
+    const shown = rows.filter(([, value]) => value && value !== MISSING);
+    return shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
   }
 
   function runsTable() {
-    const arms = state.page.arms,
-      armOf = (i) => arms.findIndex((arm) => arm.runs.includes(i)),
-      open = document.querySelector("#top details")?.open;
-    if (arms.length > 1 && arms.some((arm) => arm.runs.length > 1)) {
-      const details = el("details", {}, el("summary", {}, `All ${state.page.runs.length} runs`), eachRun(armOf));
-      details.open = !!open;
-      return el("div", {}, armsTable(), details);
-    }
-    return eachRun(armOf);
-  }
-
-  function eachRun(armOf) {
+    const armOf = (i) => state.page.arms.findIndex((arm) => arm.runs.includes(i));
     return table(
       ["run", "accuracy", "tokens", "time", "steps", "state"],
       state.page.runs.map((run, i) => {
@@ -1521,39 +1414,20 @@
 
   function controls() {
     const bar = document.getElementById("bar");
-    const choice = (key) =>
-      el(
-        "label",
-        {},
-        el("input", {
-          type: "radio",
-          name: "axis",
-          value: key,
-          checked: state.axis === key,
-          onchange: () => {
-            state.axis = key;
-            update();
-          },
-        }),
-        AXES[key][0],
-      );
     const axes = Object.keys(AXES).filter((key) => state.page.runs.some((run) => has(run, key)));
+    const pick = (key) => {
+      state.axis = key;
+      update();
+    };
+    const onchange = (event) => {
+      state.smooth = event.target.checked;
+      update();
+    };
+    const smooth = el("input", { type: "checkbox", id: "smooth", checked: true, onchange });
+    const names = axes.map((key) => [key, AXES[key][0]]);
     const parts = [
-      el("fieldset", { class: "switch" }, el("legend", {}, "Against"), el("span", { class: "set" }, axes.map(choice))),
-      el(
-        "label",
-        { class: "tick" },
-        el("input", {
-          type: "checkbox",
-          id: "smooth",
-          checked: true,
-          onchange: (event) => {
-            state.smooth = event.target.checked;
-            update();
-          },
-        }),
-        "smooth",
-      ),
+      choices("axis", "Against", names, state.axis, pick),
+      el("label", { class: "tick" }, smooth, "smooth"),
     ];
     if (!single()) {
       const menu = el(
@@ -1601,6 +1475,10 @@
 
   /** Rollouts that match: asked from the server, or picked from those in the page. Resolves to {rows, next, searched}. */
   async function find(wanted, after = null, limit = LIMIT) {
+    const { each, ...others } = wanted,
+      narrow = ["q", "prompt", "group", "low", "high"].some((name) => others[name]);
+    wanted = others; // who looks for certain rollouts wants all of them
+    if (each && !narrow) wanted = { ...others, each };
     const filled = Object.entries(wanted).filter(([, value]) => value !== "" && value !== null && value !== undefined);
     if (state.served) {
       const query = new URLSearchParams([
@@ -1612,12 +1490,24 @@
       const answer = await ask("rollouts?" + query);
       return { ...answer, rows: answer.rows.filter((row) => fits(row, wanted)) };
     }
-    const all = newestFirst(current().rollouts),
-      rows = [],
-      from = after === null ? 0 : after;
-    let at = from;
-    for (; at < all.length && rows.length < limit; at++) if (fits(all[at], wanted)) rows.push(all[at]);
-    return { rows, next: at < all.length ? at : null, searched: all.length };
+    const fitting = newestFirst(current().rollouts).filter((row) => fits(row, wanted)),
+      all = wanted.each ? oneOfEach(fitting) : fitting,
+      from = after ?? 0,
+      next = from + limit < all.length ? from + limit : null;
+    return { rows: all.slice(from, from + limit), next, searched: fitting.length };
+  }
+
+  /** One rollout of each prompt in each step, a wrong one if there is one, as the server chooses. */
+  function oneOfEach(rows) {
+    const chosen = new Map(),
+      order = ["wrong", "unjudged", "right"];
+    for (const verdict of order)
+      for (const row of rows) {
+        const prompt = JSON.stringify([row.step, row.kind, row.prompt_id]);
+        if (row.verdict === verdict && !chosen.has(prompt)) chosen.set(prompt, row);
+      }
+    const kept = new Set(chosen.values());
+    return rows.filter((row) => kept.has(row));
   }
 
   /** The rows of the page, the newest step first, as the server gives them. */
@@ -1660,6 +1550,7 @@
     };
     const input = (name, type, holder) =>
       el("input", { name, type, placeholder: holder, oninput: later, step: type === "number" ? "any" : null });
+    const each = el("input", { name: "each", type: "checkbox", value: "1", checked: true, onchange: () => search() });
     browser.step = menu("step", "all steps");
     browser.kind = menu("kind", "training and evaluation");
     browser.kind.append(el("option", { value: "step" }, "training"), el("option", { value: "eval" }, "evaluation"));
@@ -1696,6 +1587,7 @@
       field("Level", browser.level),
       field("Kind", browser.kind),
       field("Prompt", input("prompt", "text", "its name")),
+      el("label", { class: "tick" }, each, "one of each prompt"),
       el("button", { type: "reset", class: "plain", onclick: () => setTimeout(search) }, "Clear"),
     );
     browser.count = el("p", { class: "note", role: "status", id: "found" });
@@ -2268,8 +2160,24 @@
         }
       }
       section.node.hidden = !any;
+      fillRows(section.grid);
     }
     drawLinks();
+  }
+
+  /** A card that would stand alone in its row takes all of it. */
+  function fillRows(grid) {
+    let row = [];
+    const end = () => {
+      row.forEach((card, i) => card.classList.toggle("lone", row.length % 2 === 1 && i === row.length - 1));
+      row = [];
+    };
+    for (const card of grid.children) {
+      if (card.hidden) continue;
+      if (card.classList.contains("wide")) end();
+      else row.push(card);
+    }
+    end();
   }
 
   /** The page of the book, or one chapter of it. */
@@ -2287,7 +2195,7 @@
       return;
     }
     controls();
-    addSection("learning", "Is it learning?", "", accuracySection).short = "Accuracy";
+    addSection("learning", "", "", accuracySection).short = "Accuracy";
     addSection("compare", "The numbers", "", compareSection).short = "Numbers";
     addSection("training", "How the training goes", "", trainingSection).short = "Training";
     addSection(
