@@ -399,6 +399,17 @@ def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert sentence.endswith("eval.0: n = 8 rollouts at temperature 0 would all be the same; set a temperature.")
 
 
+def test_eval_takes_a_recipe_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ("--set", "eval.0.limit=3", "--set", "eval.0.max_tokens=4", "--set", "warm_start=[]")
+    assert call(monkeypatch, "eval", "tiny", "--recipe", "chain", *few, "--out", "out") == 0
+    assert len((tmp_path / "out" / "responses.jsonl").read_text().splitlines()) == 3
+    capsys.readouterr()
+    assert 'did you mean "chain"?' in refused(monkeypatch, capsys, "eval", "tiny", "--recipe", "chian")
+
+
 def test_eval_probe_and_export_as_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

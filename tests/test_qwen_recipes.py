@@ -69,6 +69,7 @@ def test_a_plan_for_a_folder_with_qwen(
     said = dry_run(monkeypatch, capsys, name, "--model", model, "--data-folder", str(data_folder))
     assert "540 training prompts; 60 in held_out" in said.replace("; 60 in gsm8k", "").replace("; 60 in math500", "")
     assert " steps of 64 groups x 16 rollouts (all)" in said
+    assert not re.search(r"at most \d{4}", said), "thousands have commas"
     assert "model: Qwen2ForCausalLM, " in said and "family: Qwen2, tried on real weights" in said
     assert r"put your final answer within \\boxed{}.\nassistant: " in said
 

@@ -303,7 +303,7 @@ def budget_lines(settings: config.Config) -> list[str]:
     for number, stage in enumerate(stages_of(c, r.max_tokens), 1):
         lines.append(
             f"stage {number}: {stage.subset} prompts, {stage.groups or c.groups} x {stage.rollouts or c.rollouts} "
-            f"rollouts of at most {stage.max_tokens or r.max_tokens} tokens"
+            f"rollouts of at most {stage.max_tokens or r.max_tokens:,} tokens"
         )
     return lines
 

@@ -25,7 +25,7 @@ from whet.build import Actor, build_actor
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
-from whet.recipe import load_config, read_toml
+from whet.recipe import find_recipe, load_config, read_toml
 from whet.resolve import RunPlan, check_run, training_sampling
 from whet.rollout.vllm_fit import drafter_of
 from whet.run import best_weights
@@ -144,7 +144,7 @@ def weights_of(model: str) -> tuple[str, Path | None]:
 
 def _settings(folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]) -> config.Config:
     """The recipe with other tables, on the weights of a folder, and with the drafter that lies beside them."""
-    tree = {**(read_toml(source) if source else {}), **changes}
+    tree = {**(read_toml(find_recipe(source)) if source else {}), **changes}
     return load_config(None, [f"model.name={json.dumps(folder)}", 'draft.eagle=""', *sets], base=tree)
 
 
