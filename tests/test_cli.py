@@ -383,7 +383,7 @@ for words in sys.argv[1:]:
     try:
         main()
     except SystemExit as left:
-        print(left.code, {"torch", "transformers"} & set(sys.modules), flush=True)
+        print(left.code, {"torch", "transformers", "math_verify"} & set(sys.modules), flush=True)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
     command = [sys.executable, "-c", code, *mistakes]

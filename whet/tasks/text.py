@@ -46,8 +46,8 @@ class TextTask:
     def __init__(self, entry: config.ProblemSettings, name: str = "text", folder: str = "") -> None:
         """folder: where short names are looked for first."""
         check_options(OPTIONS, entry.options, "Task text")
-        self._matcher = Matcher(**OPTIONS | entry.options)
         sheet, columns = open_data(entry, folder)
+        self._matcher = Matcher(**OPTIONS | entry.options)  # after the data: its library takes a second to import
         if not sheet.rows:
             raise WhetError(f"{sheet.origin} holds no problems.")
         self.name, self.origin, self.rows = name, sheet.origin, sheet.rows
