@@ -117,7 +117,8 @@ def test_a_run_can_be_trained_viewed_compared_and_evaluated(
 ) -> None:
     run = tmp_path / "run"
     assert call(monkeypatch, "train", *QUICK, f"--out={run}") == 0
-    capsys.readouterr()
+    told = capsys.readouterr().out
+    assert f"whet view {run} " in told and f"whet report {run} --serve " in told, "the next commands"
     assert "already" in refused(monkeypatch, capsys, "train", *QUICK, f"--out={run}")
     assert call(monkeypatch, "view", str(run), "--limit=3") == 0
     assert call(monkeypatch, "compare", str(run), f"--page={tmp_path / 'page.html'}") == 0

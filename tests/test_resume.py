@@ -246,7 +246,7 @@ def test_a_judge_that_hangs_in_an_evaluation_is_not_waited_for(tmp_path: Path) -
     parent, asked = os.getpid(), tmp_path / "asked"
 
     def judge(prompt: Any, response: str) -> float:
-        if prompt.id.startswith("eval:") and response != NOISE:
+        if prompt.id.startswith("eval:") and (tmp_path / "run").exists():  # it is called before there is a folder, too
             if not asked.exists():
                 asked.touch()
                 os.kill(parent, signal.SIGTERM)
@@ -271,7 +271,7 @@ def test_a_second_sigterm_ends_a_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import time\n"
         "def judge(prompt, response):\n"
-        f"    if response in ('', {NOISE!r}): return 0.0\n"
+        f"    if response in ('', {NOISE!r}, prompt.answer): return 0.0\n"
         "    open('hangs', 'w').close()\n"
         "    time.sleep(4000)\n"
     )
