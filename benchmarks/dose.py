@@ -207,7 +207,8 @@ def matrix_of(share: int) -> Path:
     cures, less = {"curriculum.cures.tau": TAU}, {"token_budget": BUDGET[share] * 2 // 5} if share <= 12 else {}
     staged = {**less, **cures, "curriculum.max_age": 1, "curriculum.stages": stages}
     own = {"speed": less, "cures": cures, "all": staged}
-    sets = {arm: {"curriculum.name": arm, "curriculum.groups": groups_of(arm, share)} for arm in ARMS}
+    then = {"curriculum.max_age": 0, "curriculum.look_ahead": 1.0, "curriculum.cures.prior": "even"}  # the defaults
+    sets = {arm: {**then, "curriculum.name": arm, "curriculum.groups": groups_of(arm, share)} for arm in ARMS}
     arms = [{"name": arm, "set": {**sets[arm], **own.get(arm, {})}} for arm in ARMS]
     tree = {"recipe": "recipe.toml", "seeds": [*TUNING, *COUNTED, PILOT], "start": str(START.resolve()), "seconds": CAP}
     path, common = RUNS / f"share{share}.toml", {"data": data_of(share), "token_budget": BUDGET[share]}

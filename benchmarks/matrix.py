@@ -248,6 +248,7 @@ def defining_settings(settings: config.Config) -> dict[str, Any]:
     """The settings that make a cell what it is, flat: "learn.lr" -> 4e-5."""
     flat = flatten(settings.model_dump(mode="json", exclude_none=True))
     flat["rollout.on_update"] = settings.on_update  # what an unset one stands for
+    flat["curriculum.max_age"] = settings.curriculum.age_bound
     return {key: value for key, value in flat.items() if key not in PLACES}
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 MOST = 10**12  # larger whole numbers are slips of the keyboard
+SCREENING = ("speed", "all")  # curricula that screen prompts before they generate their groups
 HELD_OUT = "held_out"  # name of the evaluation set that chooses the best checkpoint
 # The settings that `whet list` shows; `whet list --all` shows every one.
 _EVERYDAY = """
@@ -301,10 +302,10 @@ class CurriculumSettings(Section):
     """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
     """A group has this many rollouts, or this many on average where a curriculum divides a budget."""
-    max_age: int = Field(0, ge=0)
-    """A trained token may be this many policy versions old; 0 is strictly on-policy."""
-    look_ahead: float = Field(1.0, ge=0)
-    """This share of a batch is requested ahead, up to max_age: under stream, and by speed when it screens ahead."""
+    max_age: int | None = Field(None, ge=0)
+    """A trained token may be this many policy versions old; 0 is strictly on-policy; unset is 2 for speed and all."""
+    look_ahead: float = Field(1.25, ge=0)
+    """This share of a batch is requested ahead, up to max_age batches: under stream, and by speed and all."""
     starvation: Literal["raise", "relax", "partial"] = "raise"
     """If no batch can be filled, the run stops, trains on groups without signal, or trains on fewer groups."""
     patience: int = Field(20, ge=1)
@@ -315,11 +316,16 @@ class CurriculumSettings(Section):
     stages: tuple[Stage, ...] = ()
     """The stages wrap the named curriculum; [] means one stage, but default stages for stages and all, and [{}] one."""
 
+    @property
+    def age_bound(self) -> int:
+        """`max_age`, or what it is where it is unset: so much that screening and continuation share engine calls."""
+        return self.max_age if self.max_age is not None else 2 if self.name in SCREENING else 0
+
     @model_validator(mode="after")
     def _in_order(self) -> CurriculumSettings:
         if self.speed.low >= self.speed.high:
             raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
-        if self.name in ("speed", "all") and self.speed.n_init >= self.rollouts:
+        if self.name in SCREENING and self.speed.n_init >= self.rollouts:
             raise ValueError(f"speed.n_init = {self.speed.n_init} leaves none to continue: rollouts = {self.rollouts}")
         return self
 
@@ -448,7 +454,9 @@ class Config(Section):
     @property
     def on_update(self) -> Literal["cut", "recompute", "keep"]:
         """What happens to running rollouts at an update: the recipe's choice, or what curriculum.max_age allows."""
-        return self.rollout.on_update or ("keep" if self.curriculum.max_age > 0 else "cut")
+        if self.rollout.on_update:
+            return self.rollout.on_update
+        return "keep" if self.curriculum.age_bound > 0 else "cut"
 
     @property
     def runs_on(self) -> bool:
@@ -465,7 +473,8 @@ class Config(Section):
                 raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}")
         if len({e.name for e in self.eval}) < len(self.eval):
             raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
-        if self.rollout.mode == "stream" and self.on_update != "cut" and self.curriculum.max_age == 0:
+        runs_on = self.rollout.mode == "stream" and self.rollout.on_update in ("keep", "recompute")
+        if runs_on and self.curriculum.age_bound == 0:
             remedy = "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
             raise ValueError(f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, {remedy}')
         return self

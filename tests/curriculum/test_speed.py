@@ -350,12 +350,12 @@ def test_only_those_are_screened_for_whom_it_pays() -> None:
     first = gate.plan(at())
     assert [(r.prompt_id, r.phase, r.n) for r in first] == [
         ("A", "train", 16),
+        ("C", "train", 16),  # whole groups come first in line: a survivor before them would hold them up
         ("B", "screen", 4),
-        ("C", "train", 16),
         ("D", "screen", 4),
-        ("E", "screen", 4),  # chances of 0.86, 0.07, 0.87, 0.18 and 0.18: more than the two that are lacking
+        ("E", "screen", 4),  # chances of 0.86, 0.87, 0.07, 0.18 and 0.18: more than the two that are lacking
     ]
-    answer_all(gate, first, ["rw" * 8, "wwww", "r" * 16, "rwww", "wwww"])
+    answer_all(gate, first, ["rw" * 8, "r" * 16, "wwww", "rwww", "wwww"])
     assert metric(gate, "screened") == 3 and metric(gate, "qualified") == 1
     assert gate.holds() == {0, 3}  # a whole group without signal is dropped, as a screening is
     (more,) = [r for r in gate.plan(at()) if r.phase == "continue"]
@@ -364,6 +364,30 @@ def test_only_those_are_screened_for_whom_it_pays() -> None:
     assert trained(gate.emit(at())) == ["A", "D"]
     # The whole group weighs 1, as under DAPO, which drops what has no gradient; the screened one 0.4.
     assert metric(gate, "implicit_weight") == pytest.approx((1 + implicit_weight(1 / 16, 4, 12)) / 2)
+
+
+def test_known_prompts_fill_a_batch_in_one_call_with_a_margin_and_without_waiting_for_survivors() -> None:
+    known = dict.fromkeys(ABC, (0.1, 0.15)) | {"B": (3.0, 3.0), "C": (3.0, 3.0), "E": (3.0, 3.0)}
+    gate = speed(n_init=4, n_cont=12, look_ahead=1.5, estimates=lambda ids: [known[prompt_id] for prompt_id in ids])
+    first = gate.plan(at())
+    assert steps(first)[:3] == [("B", "train", 0, 0, 16), ("C", "train", 1, 0, 16), ("E", "train", 2, 0, 16)]
+    assert {r.phase for r in first[3:]} == {"screen"}
+    answer_all(gate, first, ["rw" * 8] * 3 + ["rwww"] * (len(first) - 3))
+    assert trained(gate.emit(at())) == ["B", "C"]  # A survived, too, and does not hold them up
+    second = gate.plan(at(step=1))
+    assert steps(second)[0] == ("A", "continue", 3, 4, 12)  # E is ready, so one is lacking
+
+
+def test_a_prompt_that_is_requested_again_keeps_its_place_before_whole_groups() -> None:
+    known = dict.fromkeys(ABC, (0.1, 0.15)) | {"C": (3.0, 3.0), "K": (3.0, 3.0)}
+    gate = speed(n_init=4, n_cont=12, look_ahead=0.0, estimates=lambda ids: [known[prompt_id] for prompt_id in ids])
+    first = gate.plan(at())
+    assert [r.prompt_id for r in first[:2]] == ["C", "A"]
+    answer_all(gate, [first[0], *first[2:]], ["w" * 16] + ["wwww"] * (len(first) - 2))
+    gate.observe([cut(first[1], 0), *answers(first[1], "rwrw")[1:]])
+    again = gate.plan(at(version=1))
+    assert [r.prompt_id for r in again[:2]] == ["A", "K"]
+    assert gate.book.place(again[0].group_id) == first[1].group_id
 
 
 def test_a_whole_group_is_divided_like_a_continuation() -> None:

@@ -175,6 +175,8 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         self.at_once = self.args.per_device_train_batch_size * self.args.steps_per_generation  # rows of a rank
         self.serving: tuple[list[Row], slice] | None = None  # rows that TRL scores now, and which are this rank's
         settings = settings_of(curriculum, self.num_generations, self.at_once * self.world // self.num_generations)
+        if engine == "trl" and not self.use_vllm and settings.max_age is None:
+            settings = settings.model_copy(update={"max_age": 0})  # generate gives no log-probs, which age needs
         self._refuse(settings, engine)
         limit, top_k, stop = self.max_completion_length, self.top_k or 0, tuple(self.eos_token_ids)
         drawn = Sampling(max_tokens=limit, temperature=self.temperature, top_k=top_k, top_p=self.top_p, stop_ids=stop)

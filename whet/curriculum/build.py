@@ -75,8 +75,9 @@ class CurriculumPlan:
 
 def common(settings: config.CurriculumSettings, sampling: Sampling) -> dict[str, Any]:
     """The settings that every gate takes."""
-    names = ("rollouts", "max_age", "look_ahead", "starvation", "patience")
-    return {"sampling": sampling, **{name: getattr(settings, name) for name in names}}
+    names = ("rollouts", "look_ahead", "starvation", "patience")
+    given = {name: getattr(settings, name) for name in names}
+    return {"sampling": sampling, **given, "max_age": settings.age_bound}
 
 
 def plain(gate: type[Gate], **plan: Any) -> CurriculumPlan:
@@ -108,7 +109,7 @@ def _without_weights(facts: Facts, source: str) -> Facts:
 
 
 def _cures_source(settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool, "levels": facts.levels}
+    about = {"rest": settings.age_bound, "entries": facts.entries, "pool": pool, "levels": facts.levels}
     return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 

@@ -44,7 +44,7 @@ class Gate(Saved, ABC):
         sampling: Sampling,
         rollouts: int,
         max_age: int = 0,
-        look_ahead: float = 1.0,
+        look_ahead: float = 1.25,
         starvation: Starvation = "raise",
         patience: int = 20,
     ):

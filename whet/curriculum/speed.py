@@ -267,24 +267,44 @@ class Speed(Gate):
             found[a, b] = (screens, beta_acceptance(a, b, n, self.low, self.high))
         return [found[pair] for pair in pairs]
 
-    def _lacking(self, clock: Clock) -> float:
+    def _lacking(self, clock: Clock, whole: float = 0.0) -> float:
         """Groups that are wanted beyond those that are certain and those expected of requests that still run."""
         running = len(self.book) - self.book.certain
-        return clock.groups + self._ahead(clock) - self.book.certain - running * self.acceptance
+        return clock.groups + self._ahead(clock, whole) - self.book.certain - running * self.acceptance
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
         """With `estimates`, pick until as many groups are expected as are lacking. The source gives its best prompts
-        first, so their chances are no guide to those that come after."""
+        first, so their chances are no guide to those that come after.
+
+        Of the new ones, prompts that are asked for whole groups come first in line: those may fill this batch, while
+        a screening before them would make it wait for a continuation, and so for another engine call.
+        """
         if self.estimates is None:
             return super()._pick(count, clock)
-        ids, places, lacking = list[str](), list[int | None](), self._lacking(clock)
-        while lacking > 0 and len(ids) < count:
-            some, where = super()._pick(min(math.ceil(lacking), count - len(ids)), clock)
+        ids, places = list[str](), list[int | None]()
+        expected = whole = 0.0  # groups to train, and those among them that come without a screening
+        while len(ids) < count:
+            lacking = self._lacking(clock, whole / expected if expected else 0.0) - expected
+            some, where = super()._pick(min(max(0, math.ceil(lacking)), count - len(ids)), clock)
             if not some:
                 break
             ids, places = ids + some, places + where
-            lacking -= sum(chance for _, chance in self._expect(some))
-        return ids, places
+            for screens, chance in self._expect(some):
+                expected += chance
+                whole += 0.0 if screens else chance
+        return self._whole_first(ids, places)
+
+    def _whole_first(self, ids: list[str], places: list[int | None]) -> tuple[list[str], list[int | None]]:
+        """The same in another order: those that are requested again, then whole groups, then screenings."""
+        screens = [screens for screens, _ in self._expect(ids)]
+
+        def rank(i: int) -> int:
+            if places[i] is not None:
+                return 0
+            return 2 if screens[i] else 1
+
+        order = sorted(range(len(ids)), key=rank)
+        return [ids[i] for i in order], [places[i] for i in order]
 
     @property
     def acceptance(self) -> float:
@@ -292,20 +312,25 @@ class Speed(Gate):
         gradient is 1 / E[a] times that of uniform sampling."""
         return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
 
-    def _ahead(self, clock: Clock) -> int:
-        """Survivors wanted beyond the batch. Under barrier only if a continuation runs in the same engine call: else
-        the call would hold screenings that this batch does not need.
+    def _ahead(self, clock: Clock, whole: float = 0.0) -> int:
+        """Groups wanted beyond the batch. Under barrier they are what keeps a second engine call for the same update
+        rare: survivors wait for the next call, and a share of `whole` comes complete in the call that asks for it.
 
+        Where nothing is continued in this call, the next batch has a call of its own, so only the rest is wanted.
         With `max_age` = 0 there are none, except under barrier with `use_screening` = false: a screening that only
         decides may be older than what trains, and the age bound then applies to the continuation alone.
         """
         barrier = clock.free is None
-        # No group waits or is being continued; or whole groups are asked, which cost too much to grow old.
-        alone = barrier and (self.book.certain == self.book.ready or self.estimates is not None)
-        if alone or clock.cut or (self.max_age == 0 and not barrier):
+        if clock.cut or (self.max_age == 0 and not barrier):
             return 0
-        reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
-        return int(reach * clock.groups)
+        if not barrier:
+            reach = self.look_ahead
+        elif self.book.certain == self.book.ready:  # no group waits or is being continued
+            reach = self.look_ahead - 1.0
+        else:
+            reach = self.look_ahead - whole
+        reach = min(reach, self.max_age) if self.use_screening else reach
+        return max(0, int(reach * clock.groups))
 
     def _room(self, clock: Clock, taken: int) -> int:
         want = min(self.groups_to_ask(clock), self._budget(clock))
