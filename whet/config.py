@@ -235,8 +235,8 @@ class CuresSettings(Section):
     """Each part of the data is trained on for this many updates."""
     memory: float = Field(1.0, gt=0, le=1)
     """Each update keeps this share of earlier evidence, because the policy drifts; 1 forgets nothing."""
-    prior: Literal["even", "pool", "level"] = "even"
-    """A prompt not yet seen counts as half solved ("even"), or as the average prompt so far, of all or of its level."""
+    prior: Literal["even", "pool", "level"] = "level"
+    """An unseen prompt counts as the average so far, of its level if there are levels, of all, or as half solved."""
     sigma: Literal["rate", "gradient"] = "rate"
     """Rollouts are divided by the spread of a prompt's verdicts or of its gradients (eq. 21; one more head pass)."""
 

@@ -48,7 +48,7 @@ def test_prompts_come_by_rho() -> None:
 def test_one_batch_changes_the_next_draw() -> None:
     """The released code's verdicts never reach its sampler, and its temperature makes rho* uniform."""
     assert first_draws({}, runs=1200) == pytest.approx(1 / 6, abs=0.033)
-    shares = first_draws(dict.fromkeys(IDS[1:], "w" * 8), runs=300, tau=0.05)
+    shares = first_draws(dict.fromkeys(IDS[1:], "w" * 8), runs=300, tau=0.05, prior="even")
     assert shares[0] > 0.9
 
 
@@ -120,7 +120,7 @@ def test_the_smallest_temperatures_take_the_best(tau: float) -> None:
 
 
 def test_subsets_are_disjoint_last_their_steps_and_forget() -> None:
-    source = CuresSource(IDS, 3, subsets=3, subset_steps=2)
+    source = CuresSource(IDS, 3, subsets=3, subset_steps=2, prior="even")
     drawn = []
     for step in range(6):
         drawn.append(sorted(source.pick(2, at(step=step))))
@@ -143,7 +143,7 @@ def test_impossible_subsets_are_refused() -> None:
 
 
 def test_metrics_say_how_sharp_and_how_true() -> None:
-    source = CuresSource(IDS, 0, tau=0.1)
+    source = CuresSource(IDS, 0, tau=0.1, prior="even")
     source.enter(at())
     assert source.metrics()["curriculum/effective_prompts"] == pytest.approx(6.0)
     picked = source.pick(2, at())
@@ -195,7 +195,7 @@ class Halves:
 
 
 def test_a_pool_says_what_may_be_drawn_and_the_counts_stay() -> None:
-    source = CuresSource(IDS, 0, pool=Halves(IDS))
+    source = CuresSource(IDS, 0, pool=Halves(IDS), prior="even")
     assert sorted(source.pick(2, at()) + source.pick(1, at())) == IDS[0::2]
     tell(source, {"p0": "rr"})
     assert sorted(source.pick(3, at())) == IDS[1::2]
@@ -261,7 +261,7 @@ def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("whet.curriculum.rho.TURN", 2)
 
     def make() -> CuresSource:
-        return CuresSource(IDS, 0, memory=0.5)
+        return CuresSource(IDS, 0, memory=0.5, prior="even")
 
     source = make()
     source.enter(at())
@@ -292,6 +292,23 @@ def test_where_few_are_solved_one_that_was_comes_before_those_never_met() -> Non
         draws[prior] = source.pick(10, at(step=1))
     assert "p7" not in draws["even"] and draws["pool"][0] == "p7"
     assert all(int(i[1:]) >= 20 for i in [*draws["even"], *draws["pool"][1:]]), "the hopeless come last in both"
+
+
+def test_by_default_an_unseen_prompt_counts_as_those_of_its_level_or_of_all() -> None:
+    """p0 was solved, p1 not. m = (1 + 1) / (2 + 2) of all; of a level (m + its rates) / (1 + its prompts seen)."""
+
+    def unseen(**knobs: Any) -> list[float]:
+        source = CuresSource(IDS, 0, **knobs)
+        source.enter(at())
+        tell(source, {"p0": "rr", "p1": "ww", "p2": "ww", "p3": "ww"})
+        source.enter(at(step=1))
+        return mean_rates(source.posterior, ["p4", "p5"]).tolist()
+
+    assert unseen() == unseen(prior="pool") == unseen(levels=[None] * 6) == pytest.approx([2 / 6] * 2)
+    levels = [1, 2, None, 2, 1, 2]
+    assert unseen(levels=levels) == pytest.approx([(1 / 3 + 0.9) / 1.9, (1 / 3) / 2.8])  # a verdict fades to 0.9
+    assert unseen(levels=levels, prior="pool") == pytest.approx([1 / 3] * 2)
+    assert unseen(levels=levels, prior="even") == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("memory", [0.8, 1.0])

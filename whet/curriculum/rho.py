@@ -37,7 +37,7 @@ class Posterior(Saved):
     arXiv 2507.04632) is for a policy that drifts: with every update alpha <- memory alpha + (1 - memory) 1, and beta
     likewise, so the evidence beyond the prior shrinks by `memory`. It is applied when a prompt is read.
 
-    The prior is the paper's, Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
+    The paper's prior is Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
     (empirical Bayes, OURS) it is Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts seen so far: where few
     can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first. With `levels`,
     the level of each row counted from 0, m is the recent mean rate of the prompts of its level (OURS): so prompts that
@@ -211,9 +211,10 @@ class CuresSource(Returns):
             why = "would split what a moving set has chosen; set it to 1"
             raise WhetError(f"curriculum.cures.subsets = {subsets} {why}.")
         self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
-        found = np.unique(numbers(levels), return_inverse=True)[1] if len(levels) else None  # counted from 0
-        prior = self.settings.prior
-        self.posterior = Posterior(self.ids, self.settings.memory, prior != "even", found if prior == "level" else None)
+        prior, known = self.settings.prior, numbers(levels)
+        by_level = prior == "level" and bool(np.isfinite(known).any())  # else by the pool; those without are a level
+        found = np.unique(known, return_inverse=True)[1] if by_level else None  # counted from 0
+        self.posterior = Posterior(self.ids, self.settings.memory, prior != "even", found)
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
         self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
         self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
@@ -428,10 +429,12 @@ class CuresSource(Returns):
         """Recompute all weights, or those of `count` rows from row `first` on, whose turn it is."""
         part = slice(first, min(first + count, len(self.ids)) if count else None)
         weights = self._tree.weights
-        unseen = self.posterior.priors
+        unseen = self._rho(self.posterior.priors)  # of each level: a million prompts have few of them
         if self.posterior.by_level:
             unseen = unseen[self.posterior.levels[part]]
-        np.multiply(self._scaled(unseen, part), self._member[part], out=weights[part])
+        np.multiply(unseen, self._member[part], out=weights[part])
+        if self._entry is not None:
+            weights[part] *= self._entry[part]
         rows = np.arange(len(self.ids))[part] if count or self.pool is None else self.members
         visited = rows[self.posterior.seen(rows)]
         visited = visited[self._member[visited]]
@@ -444,11 +447,14 @@ class CuresSource(Returns):
         now = self.posterior.now
         return self._scaled(self.posterior.mean(rows, now - (now - rows // TURN) % self._turns), rows)
 
-    def _scaled(self, means: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
-        """rho* up to a common factor."""
-        exponents = (sigma_of(means) - self._reference) / self.settings.tau
-        weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
+    def _scaled(self, means: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """rho* of these rows up to a common factor, times the weights of their data entries."""
+        weights = self._rho(means)
         return weights if self._entry is None else weights * self._entry[rows]
+
+    def _rho(self, means: np.ndarray) -> np.ndarray:
+        exponents = (sigma_of(means) - self._reference) / self.settings.tau
+        return np.exp(np.clip(exponents, -LARGEST, LARGEST))
 
 
 def effective(weights: np.ndarray) -> float:
