@@ -310,6 +310,7 @@ class QuietServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 4 * CONNECTIONS  # beyond it a client asks again only after seconds
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int) -> None:
         self.host = host
