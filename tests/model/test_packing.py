@@ -216,7 +216,7 @@ def test_a_model_that_carries_state_across_sequences_is_refused():
 def test_a_logit_transform_of_its_own_is_refused():
     model = small("llama")
     model.lm_head.register_forward_hook(lambda module, args, out: out * 1.5)
-    with pytest.raises(WhetError, match="other log-probs"):
+    with pytest.raises(WhetError, match="other logits"):
         check_packing(model)
 
 

@@ -86,7 +86,6 @@ class ShardedLearner(Learner):
         passes = partial(passes, whole=whole)
         super().__init__(shard_model(whole), config, encode=encode, passes=passes, team=ShardedRanks())
         self._targets: dict[str, Tensor] = {n: p.detach() for n, p in whole.named_parameters() if p.requires_grad}
-        self.model.reshard()  # the trial of packs has left the head whole
 
     @property
     def whole(self) -> Any:

@@ -13,12 +13,14 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from whet.fast.kernels import layer as gated
@@ -26,13 +28,13 @@ from whet.fast.kernels.attention import kernel_lacks, paged_attention
 from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
 from whet.model.ops import FAMILIES, Ops, rms_norm
-from whet.model.twin import PAGE, How, KVShape, Probe
+from whet.model.twin import NAME, PAGE, How, KVShape, Probe, sharing_copy
+from whet.model.wide import TOKENS, WIDE, Wide, probe_ids, probe_logits
 
 KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
 # The parts of a decoder layer, each with its projections in the order that their rows take in the shared buffer.
 GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
 FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary types whose angles do not depend on the length
-PROBED = 3  # tokens the stack is compared on, as the twin is; no more, since the probe has no sliding window
 
 
 # ---- networks
@@ -260,7 +262,7 @@ def _add(x: Tensor, y: Tensor) -> Tensor:
 class FusedStack:
     embedding: Tensor
     rotary: nn.Module  # the model's own, with its scaling
-    layers: list[FusedLayer]
+    layers: Sequence[FusedLayer]
     norm: Tensor
     eps: Tensor
     head: Head
@@ -329,28 +331,66 @@ def unfusable(model: PreTrainedModel) -> str | None:
 def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     """The stack of a rollout twin; or None, and why the Hugging Face modules must be run instead.
 
-    It is compared before it is compiled, rounding by rounding: one rounding less moves SmolLM2's logits by 4.7.
+    It is compared before it is compiled, while it rounds as the modules do.
     """
     if why := unfusable(twin):
         return None, why
     if any(joined(parts) is None for parts in (*_shares(twin), *([weight] for weight in twin.parameters()))):
         return None, "its q, k, v and gate, up projections do not share storage"
     asked = FusedInput()
-    ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
-    want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
-    stack = _build(twin, asked)
-    numbers = (range(PROBED), [0] * PROBED, [[0]], [PROBED], [0, PROBED])  # one row, in a cache that is dropped
+    probe_logits(twin, ctx=asked)
+    if why := _unlike(twin):
+        return None, f"the fused layers give other logits than {type(twin).__name__} ({why})"
+    return _build(twin, asked), None
+
+
+def _unlike(twin: PreTrainedModel) -> str | None:
+    """How the fused layers differ from the twin: computed in fp64, then as the engine would, with its kernels."""
+    wide = Wide(sharing_copy(twin, twin.parameters()))
+    asked = FusedInput()
+    asking = partial(probe_logits, ctx=asked)
+    reference = wide.reference(asking)
+    stack, ids = _build(wide.model, asked), probe_ids(twin)
+    if why := reference.off(_logits_of(_widened(stack), ids, asked, WIDE)):
+        return why
+    theirs = wide.run(asking, NAME, None)
+    return reference.off_rounded(_logits_of(stack, ids, asked, twin.dtype), theirs)
+
+
+def _logits_of(stack: FusedStack, ids: Tensor, asked: FusedInput, dtype: torch.dtype) -> Tensor:
+    """Of one row of new tokens, [tokens, vocabulary], in a cache that is dropped."""
+    tokens = len(ids)
+    numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
     position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
     shapes = [asked.shapes[i] for i in range(len(stack.layers))]
-    stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=s.dtype) for s in shapes] for _ in range(2)))
-    got = stack.head.narrow_logits(stack.forward(Feed(ids, position, row, table, length, starts, PROBED)))
-    stack.keys = stack.values = ()
-    half = want.dtype in (torch.bfloat16, torch.float16)
-    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
-    gap = (got.double() - want.double()).abs().max().item()
-    if not gap <= allowed:  # nan is not
-        return None, f"the fused layers give other logits than {type(twin).__name__} (off by {gap:.3g})"
-    return stack, None
+    stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=dtype) for s in shapes] for _ in range(2)))
+    return stack.head.narrow_logits(stack.forward(Feed(ids, position, row, table, length, starts, tokens)))
+
+
+def _widened(stack: FusedStack) -> FusedStack:
+    """The same in fp64, for the first ids of the vocabulary."""
+    embedding, norm = stack.embedding[:TOKENS].to(WIDE), stack.norm.to(WIDE)
+    return replace(stack, embedding=embedding, layers=WideLayers(stack.layers), norm=norm, head=stack.head.to(WIDE))
+
+
+def _wide(part: Any) -> Any:
+    return part.to(WIDE) if isinstance(part, Tensor) else part
+
+
+class WideLayers(Sequence[FusedLayer]):
+    """Layers in fp64, each made when it is asked for, since all together would take four times the model."""
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        self._layers = layers
+        self._last: tuple[int, FusedLayer] | None = None  # a forward pass asks for each layer twice in a row
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._last is None or self._last[0] != index:
+            self._last = index, tree_map(_wide, self._layers[index])
+        return self._last[1]
 
 
 @dataclass(slots=True)

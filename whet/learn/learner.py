@@ -132,7 +132,7 @@ class Learner:
         self._reference: Any = None
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        check_packing(model)
+        check_packing(self.whole)
         self.passes = passes(model, config)
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
@@ -444,7 +444,8 @@ def warm_start(
     batches, and each runs its share of them.
     """
     model.eval()
-    check_packing(model)
+    if optimizer is None:  # a learner has one, and has checked its model
+        check_packing(model)
     optimizer, team = optimizer or AdamW(model), team or Team()
     loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -35,6 +35,10 @@ class Head:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None  # Gemma 2: logits become c tanh(logits / c)
+
+    def to(self, dtype: torch.dtype) -> Head:
+        """The same with weights of another type."""
+        return replace(self, weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, or in fp64 for an fp64 model."""

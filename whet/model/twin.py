@@ -5,7 +5,7 @@ transformers under the name "whet". An in-place update of a weight is seen by bo
 between them. The engine calls `rollout_twin`; the learner calls `sharing_copy` for its reference. Every forward of the
 twin receives a `ctx` that holds the pages and says where each new token goes (`rollout/pages.py` makes it). The plain
 PyTorch attention here is the CPU path and the reference for the kernels. A model whose attention cannot be reproduced
-is refused with one sentence: by what it declares, then by comparing both networks on a few tokens.
+is refused with one sentence: by what it declares, then by comparing both networks on a few tokens (`wide.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from whet.errors import WhetError
+from whet.model.ops import visible
+from whet.model.wide import WIDE, Wide, probe_logits
 
 # Shapes: T new tokens of one forward, B rows with q new tokens each, H query heads, K heads of keys and values,
 #         d size of a head, P pages of S tokens.
@@ -163,21 +166,23 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     twin = sharing_copy(model, model.parameters())
     twin.config._attn_implementation = NAME
     twin.eval()
-    # A model need not declare everything it does in its attention, so both run on three tokens and are compared.
     probe = Probe()
-    ours = _logits(twin, ctx=probe)
+    with torch.no_grad():
+        probe_logits(twin, ctx=probe)
     _refuse_asked(probe, model)
-    # A forward that hangs on the model may round otherwise (autocast), so its class's own is compared.
-    plain = sharing_copy(model, model.parameters()) if _hung(model) else model
-    with changed(*((module, "training", False) for module in plain.modules())):
-        theirs = _logits(plain)
-    half = theirs.dtype in (torch.bfloat16, torch.float16)
-    allowed = (0.05 if half else 1e-3) * (1.0 + theirs.abs().max().item())
-    gap = (ours - theirs).abs().max().item()
-    if gap > allowed:
-        other = f"{type(model).__name__} gives other logits with whet's attention (off by {gap:.3g})"
-        raise WhetError(f"{other}, so its rollouts would be wrong.")
+    _refuse_other(model)
     return twin
+
+
+def _refuse_other(model: PreTrainedModel) -> None:
+    """Refuse a model whose logits are others with our attention: it need not declare all that it does in its own."""
+    wide = Wide(sharing_copy(model, model.parameters()))
+    reference = wide.reference(probe_logits)
+    off = reference.off(wide.run(partial(probe_logits, ctx=Probe()), NAME, WIDE))
+    if off is not None:
+        other = f"{type(model).__name__} gives other logits with whet's attention ({off})"
+        eager = "load it with attn_implementation = 'eager', or " if wide.own != "eager" else ""
+        raise WhetError(f"{other}, so its rollouts would be wrong; {eager}choose another model.")
 
 
 @contextmanager
@@ -213,8 +218,8 @@ def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
     # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
     meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
     probe = Probe()
-    with changed(*((model.config, name, value) for name, value in meanwhile.items())):
-        _logits(model, ctx=probe)
+    with torch.no_grad(), changed(*((model.config, name, value) for name, value in meanwhile.items())):
+        probe_logits(model, ctx=probe)
     _refuse_asked(probe, model)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
@@ -258,13 +263,16 @@ class Probe:
         self.windows[layer] = how.window
         self.extras |= {k for k in ("s_aux", "position_bias") if extra.get(k) is not None}
         ratio = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
-        scores = query @ key.transpose(2, 3) * how.scaling
+        # In half precision scores as large as those of real models would be rounded by more than they differ.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        key, value = (part.to(wide).repeat_interleave(ratio, 1) for part in (key, value))
+        scores = query.to(wide) @ key.transpose(2, 3) * how.scaling
         if how.softcap is not None:
             scores = torch.tanh(scores / how.softcap) * how.softcap
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        weights = F.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-        return (weights @ value).transpose(1, 2)
+        tokens = scores.shape[-1]
+        seen = visible(tokens, tokens, how.window, scores.device)
+        weights = F.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+        return (weights @ value).transpose(1, 2).to(query.dtype)
 
 
 def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
@@ -279,9 +287,3 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if windowed else ""] * config.num_hidden_layers
     if any(kind == "sliding_attention" and probe.windows[i] is None for i, kind in enumerate(kinds)):
         raise WhetError(f"{name} does not tell its attention the sliding window, so whet's engine cannot keep to it.")
-
-
-@torch.no_grad()
-def _logits(model: PreTrainedModel, **kwargs: Any) -> Tensor:
-    position = torch.arange(3, device=model.device)[None]
-    return model(input_ids=position % model.config.vocab_size, position_ids=position, use_cache=False, **kwargs).logits
