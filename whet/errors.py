@@ -19,6 +19,10 @@ class WhetError(Exception):
     """A fault that the user can repair (a wrong key, a missing file, a full disk), in one clear sentence."""
 
 
+class WrongArgument(WhetError, ValueError):
+    """A fault in what another trainer's user gave to an adapter: also the kind of error that such trainers raise."""
+
+
 class Starved(WhetError):
     """A curriculum cannot fill a batch, and its starvation policy is to stop rather than to wait for ever."""
 

@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
 from transformers import GptOssConfig, GptOssForCausalLM  # noqa: E402
-from trl_parts import config, first_letter, prompts, tokenizer, trainer  # noqa: E402
+from trl_parts import config, first_letter, model, prompts, tokenizer, trainer  # noqa: E402
 
 from whet.adapters.trl import USED, GRPOTrainer, RLOOTrainer, StockGRPO, check_version, guarded, settings_of  # noqa: E402
 from whet.errors import Starved, WhetError  # noqa: E402
@@ -26,10 +26,11 @@ from whet.errors import Starved, WhetError  # noqa: E402
     [
         ({"curriculum": "sped"}, 'There is no curriculum "sped"; did you mean "speed"?'),
         ({"curriculum": {"name": "speed", "nint": 2}}, 'There is no setting "curriculum.nint"'),
-        ({"curriculum": {"name": "speed", "speed": {"n_init": 8}}}, "leaves none to continue"),
+        ({"curriculum": {"name": "speed", "speed": {"n_init": 8}}}, "leaves none to continue: num_generations = 8"),
+        ({"curriculum": "speed", "args": {"num_generations": 2}}, "num_generations = 2 leaves none to screen with"),
+        ({"tools": [len]}, "tools are called while a completion is written"),
         ({"curriculum": {"name": "uniform", "rollouts": 4}}, "curriculum.rollouts is num_generations of TRL's config"),
         ({"curriculum": {"name": "uniform", "groups": 4}}, "curriculum.groups is generation_batch_size"),
-        ("curriculum.cures.subsets resets reference and optimiser",),
         ({"curriculum": {"name": "cures", "cures": {"subsets": 2}}}, "curriculum.cures.subsets resets reference and"),
         ({"curriculum": {"stages": [{"kl_coef": 0.1}]}}, "A stage sets kl_coef"),
         ({"curriculum": {"stages": [{"kl_coef": 0.0}]}}, "A stage sets kl_coef"),
@@ -59,6 +60,36 @@ def test_one_sentence_before_the_first_step(own: dict[str, Any], sentence: str, 
     assert "\n" not in str(caught.value) and str(caught.value)[-1] in ".?"
 
 
+def test_a_screening_follows_the_size_of_a_group() -> None:
+    assert settings_of("speed", 8, 4).speed.n_init == 4
+    assert settings_of("speed", 4, 4).speed.n_init == 2
+    assert settings_of({"name": "all", "speed": {"low": 0.1}}, 3, 4).speed.n_init == 2
+    assert settings_of({"name": "speed", "speed": {"n_init": 3}}, 4, 4).speed.n_init == 3
+    assert settings_of(None, 8, 4).name == "speed"
+    assert settings_of(None, 2, 4).name == "dapo", "two rollouts leave none to screen with"
+
+
+def test_a_missing_data_set_is_refused_by_trl(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train_dataset"):
+        GRPOTrainer(
+            model=model(), processing_class=tokenizer(), reward_funcs=first_letter, args=config(tmp_path, "grpo")
+        )
+
+
+def test_what_the_user_gave_wrongly_is_a_value_error_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is unknown"):
+        trainer(GRPOTrainer, tmp_path, engine="vllm")
+
+
+def test_rewards_that_are_all_none_name_the_reward_functions(tmp_path: Path) -> None:
+    def silent(completions: list[str], **columns: Any) -> list[None]:
+        return [None] * len(completions)
+
+    trained = trainer(GRPOTrainer, tmp_path, curriculum="dapo", reward_funcs=silent)
+    with pytest.raises(WhetError, match="No reward function gave a number for any of the"):
+        trained.train()
+
+
 def test_a_model_that_the_twin_refuses(tmp_path: Path) -> None:
     sizes = {
         "hidden_size": 16,
@@ -70,7 +101,7 @@ def test_a_model_that_the_twin_refuses(tmp_path: Path) -> None:
     plan = GptOssConfig(
         vocab_size=len(tokenizer()), num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, **sizes
     )
-    with pytest.raises(WhetError, match="GptOssForCausalLM needs s_aux in its attention"):
+    with pytest.raises(WhetError, match=r'GptOssForCausalLM needs s_aux in its attention.*; set engine="trl"\.'):
         trainer(GRPOTrainer, tmp_path, network=GptOssForCausalLM(plan), curriculum="uniform")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from whet import config
 from whet.curriculum.base import Saved, refuse_state
 from whet.curriculum.build import Facts, build_curriculum
-from whet.errors import WhetError
+from whet.errors import WrongArgument
 from whet.files import write_text, write_with
 from whet.learn import losses
 from whet.rollout.base import RolloutStore
@@ -136,9 +136,11 @@ class Course(Saved):
                 traces = dict(arrays)
             digest = state["digest"]
         except FileNotFoundError as missing:
-            raise WhetError(f"{missing.filename} is missing; a checkpoint of stock TRL has no curriculum.") from None
+            raise WrongArgument(
+                f"{missing.filename} is missing; a checkpoint of stock TRL has no curriculum."
+            ) from None
         except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as broken:
-            raise WhetError(f"The curriculum's state in {folder} cannot be read ({broken!r}).") from None
+            raise WrongArgument(f"The curriculum's state in {folder} cannot be read ({broken!r}).") from None
         if digest != self.digest:
             refuse_state(f"for other prompts or another curriculum ({folder / STATE})")
         self.load_state_dict(state)
@@ -148,11 +150,11 @@ class Course(Saved):
 def prompt_ids(data: Any) -> Sequence[str]:
     """The column "id", else a hash of the prompt, so that ids stay the same when rows move."""
     if "prompt" not in data.column_names:
-        raise WhetError('The training data has no column "prompt".')
+        raise WrongArgument('The training data has no column "prompt".')
     if "id" not in data.column_names:
         return PromptTable(list(data["prompt"]), [""] * len(data), "trl", origin="The training data").ids
     if None in (given := list(data["id"])):
-        raise WhetError(f'Row {given.index(None)} of the training data has no id; fill the column "id" or drop it.')
+        raise WrongArgument(f'Row {given.index(None)} of the training data has no id; fill the column "id" or drop it.')
     return [str(name) for name in given]
 
 

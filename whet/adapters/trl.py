@@ -23,7 +23,7 @@ from whet import config
 from whet.adapters.course import ADVANTAGES, Course, Row, parts, row_factors, rows_of, with_reward
 from whet.curriculum.build import resets_of
 from whet.curriculum.stages import named_in
-from whet.errors import Starved, WhetError
+from whet.errors import Starved, WhetError, WrongArgument
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
 from whet.model.twin import changed
@@ -46,6 +46,12 @@ except ImportError as error:
     raise WhetError(f'{WANTED}, and importing it failed: {error}; pip install "whet[trl]".') from error
 
 HINT = 'set engine="trl"'
+LEAST_SCREENING = 2  # rollouts of a screening: fewer cannot be right and wrong
+BY_THEMSELVES = {
+    "tools": "are called while a completion is written",
+    "rollout_func": "writes completions by itself",
+    "environment_factory": "writes completions by itself",
+}
 BY_ROW = {"grpo", "sapo", "dr_grpo", "luspo", "rloo"}  # losses that are a mean over rows; the others are over tokens
 USED = {  # methods of TRL that are overridden or called, with their leading arguments
     "_generate_and_score_completions": ("inputs",),
@@ -76,17 +82,34 @@ check_version(trl.__version__, (StockGRPO, StockRLOO))
 # ---- what the trainers are given
 
 
-def settings_of(curriculum: str | Mapping[str, Any], rollouts: int, groups: int) -> config.CurriculumSettings:
+def settings_of(curriculum: str | Mapping[str, Any] | None, rollouts: int, groups: int) -> config.CurriculumSettings:
     """The settings of a name or a table like [curriculum]; what TRL's config says is refused there."""
+    if curriculum is None:
+        curriculum = "speed" if rollouts > LEAST_SCREENING else "dapo"
     table = {"name": curriculum} if isinstance(curriculum, str) else dict(curriculum)
     for name, theirs in (("rollouts", "num_generations"), ("groups", "generation_batch_size / num_generations")):
         if name in table:
-            raise WhetError(f"curriculum.{name} is {theirs} of TRL's config; leave it out.")
+            raise WrongArgument(f"curriculum.{name} is {theirs} of TRL's config; leave it out.")
+    if table.get("name") in config.SCREENING:
+        table["speed"] = screening_of(dict(table.get("speed") or {}), rollouts)
     settings = parse_config({"curriculum": {**table, "rollouts": rollouts, "groups": groups}}).curriculum
     alone = ("groups", "rollouts", "minibatches", "temperature", "kl_coef", "entropy_coef", "reset_optimizer")
     if given := [name for stage in settings.stages for name in named_in(stage, alone)]:
-        raise WhetError(f"A stage sets {given[0]}, which TRL takes from its config alone; leave it out.")
+        raise WrongArgument(f"A stage sets {given[0]}, which TRL takes from its config alone; leave it out.")
     return settings
+
+
+def screening_of(speed: dict[str, Any], rollouts: int) -> dict[str, Any]:
+    """The table [curriculum.speed], whose screening must leave some rollouts of a group to continue."""
+    if rollouts <= LEAST_SCREENING:
+        raise WrongArgument(f'num_generations = {rollouts} leaves none to screen with; use curriculum="dapo".')
+    wanted = speed.get("n_init")
+    if wanted is None:
+        usual = config.SpeedSettings().n_init
+        return {**speed, "n_init": max(LEAST_SCREENING, min(usual, rollouts // 2))}
+    if isinstance(wanted, int) and wanted >= rollouts:
+        raise WrongArgument(f"speed.n_init = {wanted} leaves none to continue: num_generations = {rollouts}.")
+    return speed
 
 
 @contextmanager
@@ -97,7 +120,7 @@ def judging(name: str) -> Iterator[None]:
     except WhetError:
         raise
     except Exception as error:
-        raise WhetError(f"The reward function {name} failed with {type(error).__name__}: {error}.") from error
+        raise WrongArgument(f"The reward function {name} failed with {type(error).__name__}: {error}.") from error
 
 
 def guarded(function: Any, name: str) -> Any:
@@ -106,7 +129,7 @@ def guarded(function: Any, name: str) -> Any:
     def finite(values: Any) -> list[float | None]:
         values = list(values)
         if wrong := [value for value in values if value is not None and not math.isfinite(value)]:
-            raise WhetError(f"The reward function {name} gave {wrong[0]}; give None for what cannot be judged.")
+            raise WrongArgument(f"The reward function {name} gave {wrong[0]}; give None for what cannot be judged.")
         return values
 
     async def awaited(**columns: Any) -> list[float | None]:
@@ -130,7 +153,9 @@ class Rounds(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.trainer.played:
-            raise WhetError(f"{type(self.trainer).__name__} trained a step without its curriculum: it was bypassed.")
+            raise WrongArgument(
+                f"{type(self.trainer).__name__} trained a step without its curriculum: it was bypassed."
+            )
         over = self.trainer._step % (args.steps_per_generation * self.trainer.num_iterations) == 0
         self.owed |= control.should_save
         control.should_save = self.owed and (over or state.global_step >= state.max_steps)
@@ -148,29 +173,34 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self,
         *args: Any,
-        curriculum: str | Mapping[str, Any] = "speed",
+        curriculum: str | Mapping[str, Any] | None = None,
         engine: Literal["whet", "trl"] = "whet",
         pass_at: float = config.JudgeSettings().pass_at,
         **kwargs: Any,
     ) -> None:
-        """curriculum: a name of `whet list`, or a table like [curriculum]. engine: "whet" decodes on the trainer's own
-        weights, "trl" as TRL's config says. pass_at: a completion whose reward reaches this is right."""
+        """curriculum: a name of `whet list`, or a table like [curriculum]; None is speed, or dapo for groups of two.
+        engine: "whet" decodes on the trainer's own weights, "trl" as TRL's config says.
+        pass_at: a completion whose reward reaches this is right."""
         if engine not in ("whet", "trl"):
-            raise WhetError(f'engine = "{engine}" is unknown; it is "whet" or "trl".')
+            raise WrongArgument(f'engine = "{engine}" is unknown; it is "whet" or "trl".')
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
-        for name in ("tools", "rollout_func", "environment_factory"):
+        for name, what in BY_THEMSELVES.items():
             if given.get(name) is not None:
-                raise WhetError(f"{name} writes completions by itself, which no curriculum can ask for; leave it out.")
-        if not isinstance(data := given.get("train_dataset"), Dataset):
-            raise WhetError(
+                raise WrongArgument(f"{name} {what}, which no curriculum can ask for; leave it out.")
+        data = given.get("train_dataset")
+        if data is None:
+            super().__init__(*args, **kwargs)  # which refuses that in TRL's own words
+        if not isinstance(data, Dataset):
+            raise WrongArgument(
                 f"A curriculum sees all rows: train_dataset is a datasets.Dataset, not {type(data).__name__}."
             )
         if pictures := {"image", "images"} & set(data.column_names):
-            raise WhetError(f"The training data has a column {pictures.pop()}; curricula are for text alone.")
+            raise WrongArgument(f"The training data has a column {pictures.pop()}; curricula are for text alone.")
         if engine == "whet" and getattr(given.get("args"), "use_vllm", False):
-            raise WhetError(f'use_vllm=True and engine="whet" are two engines; {HINT} or leave use_vllm out.')
+            raise WrongArgument(f'use_vllm=True and engine="whet" are two engines; {HINT} or leave use_vllm out.')
         super().__init__(*args, **kwargs)
         self.played, self.pass_at = 0, pass_at
+        self.has_verdict = False  # whether any reward function has given a number
         self.world, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         self.at_once = self.args.per_device_train_batch_size * self.args.steps_per_generation  # rows of a rank
         self.serving: tuple[list[Row], slice] | None = None  # rows that TRL scores now, and which are this rank's
@@ -182,7 +212,7 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         drawn = Sampling(max_tokens=limit, temperature=self.temperature, top_k=top_k, top_p=self.top_p, stop_ids=stop)
         self.course = Course(data, settings, drawn, self.args.seed)
         if missing := self.course.curriculum.needs:
-            raise WhetError(f"The curriculum {settings.name} needs {', '.join(missing)}, which TRL does not give.")
+            raise WrongArgument(f"The curriculum {settings.name} needs {', '.join(missing)}, which TRL does not give.")
         self.reward_funcs: list[Any] = list(map(guarded, self.reward_funcs, self.reward_func_names))
         self.terms = [f"{number} {name}" for number, name in enumerate(self.reward_func_names)]
         self.engine = self._build_engine() if engine == "whet" else None
@@ -191,24 +221,30 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def _refuse(self, settings: config.CurriculumSettings, engine: str) -> None:
         """Refuse what TRL or the engine cannot follow, before the first step."""
         if getattr(self, "multi_objective_aggregation", "sum_then_normalize") != "sum_then_normalize":
-            raise WhetError("multi_objective_aggregation = normalize_then_sum needs groups of one size; leave it out.")
+            raise WrongArgument(
+                "multi_objective_aggregation = normalize_then_sum needs groups of one size; leave it out."
+            )
         for name, optimizer in resets_of(settings, self.max_completion_length):
             if optimizer:
-                raise WhetError(f"curriculum.{name} resets reference and optimiser, which TRL cannot do; leave it out.")
+                raise WrongArgument(
+                    f"curriculum.{name} resets reference and optimiser, which TRL cannot do; leave it out."
+                )
             if self.beta:
-                raise WhetError("TRL cannot reset its reference where a stage begins; set reset_reference = false.")
+                raise WrongArgument("TRL cannot reset its reference where a stage begins; set reset_reference = false.")
         if engine == "trl":
             if settings.max_age and not self.use_vllm:
-                raise WhetError('curriculum.max_age needs log-probs, which generate does not give; set engine="whet".')
+                raise WrongArgument(
+                    'curriculum.max_age needs log-probs, which generate does not give; set engine="whet".'
+                )
             return
         deepspeed = self.accelerator.state.deepspeed_plugin
         if self.is_fsdp_enabled or (deepspeed is not None and deepspeed.zero_stage == 3):
-            raise WhetError(f'engine="whet" needs whole weights; FSDP and DeepSpeed 3 divide them: {HINT}.')
+            raise WrongArgument(f'engine="whet" needs whole weights; FSDP and DeepSpeed 3 divide them: {HINT}.')
         neutral: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {}}
         neutral |= {"cast_lm_head_to_fp32": False, "use_transformers_continuous_batching": False}
         for name, fine in neutral.items():
             if getattr(self.args, name, None) not in (None, fine):
-                raise WhetError(f'engine="whet" does not know {name}; {HINT} or leave {name} out.')
+                raise WrongArgument(f'engine="whet" does not know {name}; {HINT} or leave {name} out.')
 
     # ---- the methods in which TRL asks for rows, their tokens and their rewards
 
@@ -304,7 +340,7 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         course, still = self.course, 0
         if self.engine is not None:
             self.engine.update(course.rounds)  # the weights are the trainer's: only the version moves
-        while (batch := course.curriculum.emit(course.clock)) is None:
+        while (batch := self._emitted()) is None:
             asked = course.curriculum.plan(course.clock)
             finished = {rollout.key: rollout for rollout in reversed(gather_object(self._rollouts(asked)))}
             course.observe(self._judged([finished[key] for key in sorted(finished)]))
@@ -313,8 +349,20 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
                 remedy = 'set starvation = "relax" or "partial" in curriculum=, or lower generation_batch_size'
                 raise Starved(f"The curriculum asks for nothing and no batch is full; {remedy}.")
         if batch.reset_optimizer or (batch.reset_reference and self.beta and course.rounds):
-            raise WhetError("The curriculum wants reference or optimiser reset, which TRL cannot do within a run.")
+            raise WrongArgument("The curriculum wants reference or optimiser reset, which TRL cannot do within a run.")
         return course.store.attach(batch)
+
+    def _emitted(self) -> Batch | None:
+        """The curriculum's next batch. A curriculum starves where the reward functions never give a number."""
+        try:
+            return self.course.curriculum.emit(self.course.clock)
+        except Starved as error:
+            if self.has_verdict:
+                raise
+            raise WrongArgument(
+                f"No reward function gave a number for any of the {self.course.rollouts} completions so far: each gave "
+                "None. Return a number for what can be judged."
+            ) from error
 
     def _rollouts(self, asked: Sequence[Request]) -> list[Rollout]:
         """The rollouts of this rank's share of the requests."""
@@ -364,6 +412,7 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
                 self.course.extras |= {rollout.key: extra} if extra else {}
                 known = {name: term for name, term in zip(self.terms, terms, strict=True) if not math.isnan(term)}
                 out.append(with_reward(rollout, known, total, self.pass_at))
+                self.has_verdict = self.has_verdict or bool(known)
         return out
 
     def _extras(self, rows: int) -> list[dict[str, Any]]:
@@ -393,16 +442,20 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             encoded |= {name: np.asarray(own, np.int32) for name, own in zip(names, ids, strict=True)}
         if on_gpu := model.device.type == "cuda":
             share_storage(model)  # the last time that weights move: the optimiser is made later
-        engine = LocalEngine(
-            model,
-            encode=encoded.__getitem__,
-            decode=self._tokenizer.decode,
-            seed=self.args.seed,
-            slots=max(config.RolloutSettings().slots, self.at_once),
-            context=max(own.size for own in encoded.values()) + self.max_completion_length,
-            runners=GraphRunners() if on_gpu else None,
-        )
-        engine.begin()
+        longest = max(own.size for own in encoded.values())
+        try:
+            engine = LocalEngine(
+                model,
+                encode=encoded.__getitem__,
+                decode=self._tokenizer.decode,
+                seed=self.args.seed,
+                slots=max(config.RolloutSettings().slots, self.at_once),
+                context=longest + self.max_completion_length,
+                runners=GraphRunners() if on_gpu else None,
+            )
+            engine.begin()
+        except WhetError as error:  # a model that whet's engine cannot serve
+            raise WrongArgument(f"{str(error).rstrip('.')}; {HINT}.") from error
         return engine
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
