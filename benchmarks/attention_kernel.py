@@ -36,7 +36,9 @@ COLD = 256 * 2**20
 
 
 @triton.jit
-def read_kernel(numbers: tl.tensor, sums: tl.tensor, BLOCK: tl.constexpr, TURNS: tl.constexpr) -> None:
+def read_kernel(
+    numbers: tl.tensor, sums: tl.tensor, BLOCK: tl.constexpr, TURNS: tl.constexpr
+) -> None:
     at = tl.program_id(0).to(tl.int64) * BLOCK * TURNS + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int32)
     for turn in range(TURNS):
@@ -71,7 +73,11 @@ def read_bandwidth() -> float:
     for block, turns, warps in itertools.product((1024, 2048, 4096), (4, 16), (4, 8)):
         grid = (numbers.numel() // (block * turns),)
         times.append(
-            graph_seconds(lambda g=grid, b=block, t=turns, w=warps: read_kernel[g](numbers, sums, b, t, num_warps=w))
+            graph_seconds(
+                lambda g=grid, b=block, t=turns, w=warps: read_kernel[g](
+                    numbers, sums, b, t, num_warps=w
+                )
+            )
         )  # type: ignore[misc]
     return numbers.nbytes / min(times)
 
@@ -94,7 +100,14 @@ class Cell:
     @property
     def flops(self) -> float:
         """Two products over the keys each query sees."""
-        return 4.0 * self.batch * self.heads * self.dim * self.new * (self.context - (self.new - 1) / 2)
+        return (
+            4.0
+            * self.batch
+            * self.heads
+            * self.dim
+            * self.new
+            * (self.context - (self.new - 1) / 2)
+        )
 
     def inputs(self) -> tuple[dict[str, Any], list[Tensor]]:
         """The call without its table, and tables of pages that no other table names."""
@@ -104,7 +117,9 @@ class Cell:
         shape = pages + 1, self.kv_heads, PAGE, self.dim
         keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         tables = torch.randperm(pages, device="cuda").int().view(sets, self.batch, width).unbind(0)
-        query = torch.randn(self.batch * self.new, self.heads, self.dim, device="cuda", dtype=torch.bfloat16)
+        query = torch.randn(
+            self.batch * self.new, self.heads, self.dim, device="cuda", dtype=torch.bfloat16
+        )
         length = torch.full((self.batch,), self.context, dtype=torch.int32, device="cuda")
         starts = torch.arange(self.batch + 1, dtype=torch.int32, device="cuda") * self.new
         call = {"query": query, "keys": keys, "values": values, "length": length, "starts": starts}
@@ -154,7 +169,9 @@ def measure(cell: Cell, options: argparse.Namespace, bandwidth: float) -> list[d
     rows = []
     planned_splits = plan_splits(cell.batch, cell.kv_heads, cell.new, tables[0].shape[1])
     planned_tile = next(tiles_of(cell, ["plan"]))
-    for tile, splits in itertools.product(tiles_of(cell, options.tiles), splits_of(cell, options.splits)):
+    for tile, splits in itertools.product(
+        tiles_of(cell, options.tiles), splits_of(cell, options.splits)
+    ):
         row = {**dataclasses.asdict(cell), "splits": splits, "tile": dataclasses.asdict(tile)}
         row["planned"] = splits == planned_splits and tile == planned_tile
         try:
@@ -180,24 +197,34 @@ def show(row: dict[str, Any]) -> None:
     tile = row["tile"]
     shape = f"{row['heads']}/{row['kv_heads']} d{row['dim']} q{row['new']} ctx {row['context']} B {row['batch']}"
     how = (
-        f"S {row['splits']} tile {tile['rows']}x{tile['keys']} w{tile['warps']} s{tile['stages']} a{int(tile['ahead'])}"
+        f"S {row['splits']} tile {tile['rows']}x{tile['keys']} "
+        f"w{tile['warps']} s{tile['stages']} a{int(tile['ahead'])}"
     )
     result = (
-        row.get("failed") or f"{row['us']:9.2f} us {row['share']:6.1%} {row['tflops']:6.1f} TF err {row['error']:.4f}"
+        row.get("failed")
+        or f"{row['us']:9.2f} us {row['share']:6.1%} {row['tflops']:6.1f} TF err {row['error']:.4f}"
     )
     print(f"{shape:38} {how:30} {'*' if row['planned'] else ' '} {result}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for attention_kernel.json")
     parser.add_argument("--heads", nargs="+", default=HEADS, help="query heads/kv heads/head size")
     parser.add_argument("--new", nargs="+", type=int, default=[1, 5, 9], help="queries a row")
     parser.add_argument("--context", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64, 256])
-    parser.add_argument("--splits", nargs="+", type=int, default=[], help="instead of those around the planned")
-    parser.add_argument("--tiles", nargs="+", default=["plan"], help="rows,keys,warps,stages,ahead; plan; sweep")
-    parser.add_argument("--prompts", action="store_true", help="also prompts of 1,024 tokens, 8 at once")
+    parser.add_argument(
+        "--splits", nargs="+", type=int, default=[], help="instead of those around the planned"
+    )
+    parser.add_argument(
+        "--tiles", nargs="+", default=["plan"], help="rows,keys,warps,stages,ahead; plan; sweep"
+    )
+    parser.add_argument(
+        "--prompts", action="store_true", help="also prompts of 1,024 tokens, 8 at once"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
@@ -205,7 +232,11 @@ def main() -> None:
     bandwidth = read_bandwidth()
     print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     shapes = [tuple(map(int, text.split("/"))) for text in options.heads]
-    cells = [Cell(*s, *rest) for s in shapes for rest in itertools.product(options.new, options.context, options.batch)]
+    cells = [
+        Cell(*s, *rest)
+        for s in shapes
+        for rest in itertools.product(options.new, options.context, options.batch)
+    ]
     cells += [Cell(*s, 1024, 1024, 8) for s in shapes if options.prompts]
     result = {"read_bandwidth": bandwidth, "rows": [], **circumstances()}
     options.out.mkdir(parents=True, exist_ok=True)

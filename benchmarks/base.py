@@ -34,11 +34,14 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
     settings = check_run(parse_config(tree)).settings  # resolved, as a run keeps them
     done = best_checkpoint(folder) if folder.exists() else None
     if done is not None and (folder / CONFIG).read_text() == dump_config(settings):
-        console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
+        console.print(
+            f"Starting from the base in {folder} (delete it to train it again).", highlight=False
+        )
         return done
     replace_run(folder)
     console.print("Warm start on worked solutions: the base all arms share.")
-    with closing(RunProgress()) as watcher, one_thread():  # as the arms have, and so that every machine makes the same
+    # as the arms have, and so that every machine makes the same
+    with closing(RunProgress()) as watcher, one_thread():
         api.run_recipe(settings, folder, watcher=watcher)
     made = best_checkpoint(folder)
     assert made is not None

@@ -63,7 +63,8 @@ RECIPE = (
     "save.rollouts=100000",
 )
 CLUSTER = ("cluster.workers=4", "cluster.timeout_s=60")
-HEAD, GUESTS = 3, 2  # the head has room for the learner and two workers; so many other nodes, with one worker each
+# the head has room for the learner and two workers; so many other nodes, with one worker each
+HEAD, GUESTS = 3, 2
 LIMIT_S = 3000.0
 OWN = ("time", "rollout/", "judge/", "draft/")  # metrics of a run that tell how it was made
 
@@ -83,7 +84,11 @@ class Told:
         self.gate = gate
 
     def update(self, metrics: dict[str, float], progress: float) -> None:
-        while self.gate is not None and self.gate.exists() and metrics["step"] > int(self.gate.read_text()):
+        while (
+            self.gate is not None
+            and self.gate.exists()
+            and metrics["step"] > int(self.gate.read_text())
+        ):
             time.sleep(0.01)
 
     def message(self, text: str) -> None:
@@ -143,7 +148,9 @@ class Driver:
         code = f"import chaos, pathlib; chaos.drive(pathlib.Path({folder!r}), {list(self.sets)!r}, {resume})"
         paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
         own = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, "-c", code], env=own, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env=own, stdout=self.log, stderr=self.log
+        )
 
     def newest(self) -> tuple[int, float]:
         """The last step, and the seconds that it took."""
@@ -155,13 +162,21 @@ class Driver:
         if kind == "driver":
             return [self.process.pid]
         if kind == "judge":  # they are forked, so have the driver's own words
-            return [pid for pid in children_of(self.process.pid) if words_of(pid) == words_of(self.process.pid)]
+            return [
+                pid
+                for pid in children_of(self.process.pid)
+                if words_of(pid) == words_of(self.process.pid)
+            ]
         path = self.folder.with_suffix(".pids")
         learners = json.loads(path.read_text()) if path.exists() else []
         if kind == "learner":
             return learners
         actors = [pid for raylet in children_of(os.getpid()) for pid in children_of(raylet)]
-        return [pid for pid in actors if words_of(pid).startswith(b"ray::Station") and pid not in learners]
+        return [
+            pid
+            for pid in actors
+            if words_of(pid).startswith(b"ray::Station") and pid not in learners
+        ]
 
     def kill(self, kind: str, seed: int) -> bool:
         """Kill one of them; False where none is there."""
@@ -193,7 +208,9 @@ def children_of(pid: int) -> list[int]:
 def draw_plan(seed: int, kills: int, joins: int, steps: int) -> list[tuple[int, float, str]]:
     """(after this step, when that share of the next one is over, what happens), in order."""
     draw = random.Random(seed)
-    kinds = [kind for kind, share in KINDS.items() for _ in range(max(1, round(share * kills / 20)))][:kills]
+    kinds = [
+        kind for kind, share in KINDS.items() for _ in range(max(1, round(share * kills / 20)))
+    ][:kills]
     events = [*kinds, *["join"] * joins]
     draw.shuffle(events)
     after = sorted(draw.randrange(1, steps - 1) for _ in events)
@@ -224,7 +241,9 @@ def real_cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def disturb(folder: Path, sets: Sequence[str], plan: Sequence[tuple[int, float, str]]) -> Counter[str]:
+def disturb(
+    folder: Path, sets: Sequence[str], plan: Sequence[tuple[int, float, str]]
+) -> Counter[str]:
     """Run it, with all that the plan holds. Returns what was done."""
     done: Counter[str] = Counter()
     waiting, guests, until = list(plan), list[Any](), time.monotonic() + LIMIT_S
@@ -235,7 +254,9 @@ def disturb(folder: Path, sets: Sequence[str], plan: Sequence[tuple[int, float, 
         try:
             while driver.process.poll() is None or driver.process.returncode == -signal.SIGKILL:
                 if time.monotonic() > until:
-                    raise WhetError(f"The run has not ended after {LIMIT_S:g} s: {folder.with_suffix('.log')}")
+                    raise WhetError(
+                        f"The run has not ended after {LIMIT_S:g} s: {folder.with_suffix('.log')}"
+                    )
                 if driver.process.poll() is not None:
                     driver.start(resume=True)
                 step, took = driver.newest()
@@ -271,7 +292,8 @@ def disturb(folder: Path, sets: Sequence[str], plan: Sequence[tuple[int, float, 
 def check_ledger(folder: Path) -> dict[str, int]:
     """Each rollout is trained at most once, and judged once; each prompt has its visit before any has one more."""
     lines = folder.with_suffix(".ledger").read_text().splitlines()
-    newest = {row["version"]: row["keys"] for row in map(json.loads, lines)}  # steps that were lost are made again
+    # steps that were lost are made again
+    newest = {row["version"]: row["keys"] for row in map(json.loads, lines)}
     trained = Counter(tuple(key) for keys in newest.values() for key in keys)
     rows = [row for row in read_rollouts(folder) if row["phase"] != "eval"]
     judged = Counter((row["group_id"], row["index"]) for row in rows)
@@ -295,11 +317,17 @@ def largest_difference(one: Path, other: Path) -> float:
     from safetensors.numpy import load_file
 
     def tokens(folder: Path) -> list[Any]:
-        rows = [(r["step"], r["group_id"], r["index"], r["response"], r["verdict"]) for r in read_rollouts(folder)]
+        rows = [
+            (r["step"], r["group_id"], r["index"], r["response"], r["verdict"])
+            for r in read_rollouts(folder)
+        ]
         return sorted(rows)
 
     def metrics(folder: Path) -> list[dict[str, float]]:
-        return [{name: row[name] for name in sorted(row) if not name.startswith(OWN)} for row in read_metrics(folder)]
+        return [
+            {name: row[name] for name in sorted(row) if not name.startswith(OWN)}
+            for row in read_metrics(folder)
+        ]
 
     if tokens(one) != tokens(other):
         return float("inf")
@@ -307,13 +335,23 @@ def largest_difference(one: Path, other: Path) -> float:
     for row, same in zip(metrics(one), metrics(other), strict=True):
         assert row.keys() == same.keys(), row.keys() ^ same.keys()
         found += [abs(row[name] - same[name]) / max(1.0, abs(row[name])) for name in row]
-    mine, theirs = (load_file(max((f / "checkpoints").glob("step_*")) / "model.safetensors") for f in (one, other))
+    mine, theirs = (
+        load_file(max((f / "checkpoints").glob("step_*")) / "model.safetensors")
+        for f in (one, other)
+    )
     found += [np.abs(mine[name] - theirs[name]).max() / np.abs(mine[name]).max() for name in mine]
     return float(max(found))
 
 
-def bring_chaos(base: Path, seed: int, kills: int, joins: int, steps: int, mode: str) -> dict[str, Any]:
-    sets = [*RECIPE, f"steps={steps}", f"rollout.mode={mode}", *(["curriculum.max_age=2"] if mode == "stream" else [])]
+def bring_chaos(
+    base: Path, seed: int, kills: int, joins: int, steps: int, mode: str
+) -> dict[str, Any]:
+    sets = [
+        *RECIPE,
+        f"steps={steps}",
+        f"rollout.mode={mode}",
+        *(["curriculum.max_age=2"] if mode == "stream" else []),
+    ]
     whole, folder = base / f"whole-{mode}", base / f"{mode}-{seed}"
     if mode == "barrier" and not whole.exists():
         api.run_recipe(load_config(sets=sets), whole, watcher=Told(), reward=even_digits)

@@ -35,7 +35,9 @@ SeedFolders = dict[int, list[Path]]
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="*", help="Only these, as MIX/ARM.")
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
@@ -71,7 +73,9 @@ def finished_seeds(plans: Mapping[int, Any], mix: str) -> SeedFolders:
 
 def named_runs(seeds: SeedFolders) -> dict[str, Path]:
     """Folders under names that `whet.report` groups by arm, such as all-seed3."""
-    return {f"{folder.name}-seed{seed}": folder for seed, folders in seeds.items() for folder in folders}
+    return {
+        f"{folder.name}-seed{seed}": folder for seed, folders in seeds.items() for folder in folders
+    }
 
 
 def curves(folders: Mapping[str, Path]) -> dict[str, Any]:
@@ -98,7 +102,9 @@ def main() -> None:
     options = read_options()
     tree = read_demo()
     base = check_base(tree["sha256"])
-    plans = {seed: arm_recipes(tree, options.runs / f"seed{seed}", base, seed) for seed in options.seeds}
+    plans = {
+        seed: arm_recipes(tree, options.runs / f"seed{seed}", base, seed) for seed in options.seeds
+    }
     if missing := missing_runs(plans, options.arms):
         for folder in missing:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,8 @@ TUNING, COUNTED, PROBED, PILOT = (100, 101), (0, 1, 2), 300, 200  # seeds
 SOLVED, MIDDLING, HOPELESS = "1-2", "4", "12"  # levels
 POOL, ROLLOUTS, INFORMATIVE, FIRST = 300, 16, 3, 8
 BUDGET = {5: 190_000, 12: 90_000, 25: 48_000, 50: 26_000, 80: 17_000}  # tokens of a run
-SCREEN, TAU, NEAR, DRAWS = 4, 0.05, 1.25, 2000  # n_init of speed, tau of cures, what counts, bootstrap
+# n_init of speed, tau of cures, what counts, bootstrap
+SCREEN, TAU, NEAR, DRAWS = 4, 0.05, 1.25, 2000
 CAP = 3600.0  # seconds of a cell; tokens end a run, and a cell that this would end is no result
 START, RESULTS, RUNS = Path("whet/tools/base"), Path("benchmarks/results/dose"), Path("runs/dose")
 SAMPLED = {"temperature": 0.6, "max_tokens": 24}
@@ -71,8 +72,18 @@ BASE = {
     "data": [{"task": "chain"}],
     "warm_start": [
         {"steps": 900, "batch": 32, "lr": 2e-3, "options": {"decay": 0.35, "max_level": 8}},
-        {"steps": 200, "batch": 32, "lr": 7e-4, "options": {"decay": 0.35, "max_level": 8, "direct": 0.8}},
-        {"steps": 500, "batch": 32, "lr": 7e-4, "options": {"decay": 1.8, "max_level": 8, "direct": 0.7}},
+        {
+            "steps": 200,
+            "batch": 32,
+            "lr": 7e-4,
+            "options": {"decay": 0.35, "max_level": 8, "direct": 0.8},
+        },
+        {
+            "steps": 500,
+            "batch": 32,
+            "lr": 7e-4,
+            "options": {"decay": 1.8, "max_level": 8, "direct": 0.7},
+        },
     ],
     "held_out": {"size": 0},
     "rollout": {"slots": 128, "context": 96, "max_tokens": 40},
@@ -80,7 +91,14 @@ BASE = {
 RECIPE = {
     "steps": 1000,
     "data": [{"task": "chain"}],
-    "eval": [{"task": "chain", "options": {"eval_count": 200, "eval_range": MIDDLING}, "every": 2, **SAMPLED}],
+    "eval": [
+        {
+            "task": "chain",
+            "options": {"eval_count": 200, "eval_range": MIDDLING},
+            "every": 2,
+            **SAMPLED,
+        }
+    ],
     "held_out": {"size": 0},
     "rollout": {"slots": 512, "context": 64, **SAMPLED},
     "learn": {"estimator": "rloo", "lr": 1.5e-4, "warmup": 2},
@@ -118,7 +136,9 @@ def tokens_to(tokens: Sequence[float], accuracy: Sequence[float], target: float)
     return float(np.interp(target, fit[ends], tokens[ends]))
 
 
-def tokens_per_group(tokens: Sequence[float], informative: Sequence[float], first: int = FIRST) -> float:
+def tokens_per_group(
+    tokens: Sequence[float], informative: Sequence[float], first: int = FIRST
+) -> float:
     """Tokens of the first updates for each informative group they trained; `tokens` are totals, from step 0 on."""
     found = sum(informative[1 : first + 1])
     return tokens[: first + 1][-1] / found if found else math.inf
@@ -132,7 +152,9 @@ def saving(uniform: Sequence[float], arm: Sequence[float]) -> float:
 def saving_interval(uniform: Sequence[float], arm: Sequence[float]) -> tuple[float, ...]:
     """The middle 95% of savings with the seeds of both drawn again, each for itself."""
     rng = np.random.default_rng(0)
-    draws = [saving(rng.choice(uniform, len(uniform)), rng.choice(arm, len(arm))) for _ in range(DRAWS)]
+    draws = [
+        saving(rng.choice(uniform, len(uniform)), rng.choice(arm, len(arm))) for _ in range(DRAWS)
+    ]
     return tuple(np.quantile(draws, (0.025, 0.975)).tolist())
 
 
@@ -142,7 +164,9 @@ def within(forecast: float, measured: float) -> bool:
 
 
 def counts(forecast: Mapping[str, float], measured: Mapping[str, float]) -> bool:
-    return all(arm in measured and within(forecast[arm], measured[arm]) for arm in ("speed", "cures"))
+    return all(
+        arm in measured and within(forecast[arm], measured[arm]) for arm in ("speed", "cures")
+    )
 
 
 def cells_in_order() -> list[tuple[int, str, int]]:
@@ -177,7 +201,10 @@ def data_of(share: int) -> list[dict[str, Any]]:
 
 def probe_share(share: int) -> dict[str, Any]:
     """The forecasts of one share: savings as (value, low, high), and tokens per informative group of uniform."""
-    out, sets = RUNS / f"probe{share}", [f"seed={PROBED}", f"data={inline(data_of(share))}", "rollout.slots=512"]
+    out, sets = (
+        RUNS / f"probe{share}",
+        [f"seed={PROBED}", f"data={inline(data_of(share))}", "rollout.slots=512"],
+    )
     about = {"n": ROLLOUTS, "group": ROLLOUTS, "prompts": POOL, **SAMPLED}
     report = probe_model(str(START), "chain", sets=sets, out=out, **about)
     seen: dict[str, list[tuple[bool, int]]] = {}
@@ -186,9 +213,14 @@ def probe_share(share: int) -> dict[str, Any]:
     rates = np.array([fmean(right for right, _ in rows) for rows in seen.values()])
     lengths = np.array([fmean(tokens for _, tokens in rows) for rows in seen.values()])
     base = report.spending("uniform").tokens.value
-    played = [play_cures(rates, lengths, groups_of("cures", share), ROLLOUTS, FIRST, TAU, seed) for seed in range(100)]
+    played = [
+        play_cures(rates, lengths, groups_of("cures", share), ROLLOUTS, FIRST, TAU, seed)
+        for seed in range(100)
+    ]
     plays = [base * play.useful / play.tokens for play in played]
-    speed = next(s for s in report.spendings if s.curriculum == "speed" and s.screen == SCREEN).saving
+    speed = next(
+        s for s in report.spendings if s.curriculum == "speed" and s.screen == SCREEN
+    ).saving
     return {
         "weights": hash_weights(START),
         "informative": report.signal(ROLLOUTS).share.value,
@@ -203,15 +235,31 @@ def probe_share(share: int) -> dict[str, Any]:
 def matrix_of(share: int) -> Path:
     """Writes the matrix of a share and its recipe; `train.py` would read it too."""
     files.write_text(RUNS / "recipe.toml", tomli_w.dumps(RECIPE))
-    stages = [{"subset": "short", "steps": 4}, {"subset": "all"}]  # the first without hopeless prompts
-    cures, less = {"curriculum.cures.tau": TAU}, {"token_budget": BUDGET[share] * 2 // 5} if share <= 12 else {}
+    # the first without hopeless prompts
+    stages = [{"subset": "short", "steps": 4}, {"subset": "all"}]
+    cures, less = (
+        {"curriculum.cures.tau": TAU},
+        {"token_budget": BUDGET[share] * 2 // 5} if share <= 12 else {},
+    )
     staged = {**less, **cures, "curriculum.max_age": 1, "curriculum.stages": stages}
     own = {"speed": less, "cures": cures, "all": staged}
-    then = {"curriculum.max_age": 0, "curriculum.look_ahead": 1.0, "curriculum.cures.prior": "even"}  # the defaults
-    sets = {arm: {**then, "curriculum.name": arm, "curriculum.groups": groups_of(arm, share)} for arm in ARMS}
+    # the defaults
+    then = {"curriculum.max_age": 0, "curriculum.look_ahead": 1.0, "curriculum.cures.prior": "even"}
+    sets = {
+        arm: {**then, "curriculum.name": arm, "curriculum.groups": groups_of(arm, share)}
+        for arm in ARMS
+    }
     arms = [{"name": arm, "set": {**sets[arm], **own.get(arm, {})}} for arm in ARMS]
-    tree = {"recipe": "recipe.toml", "seeds": [*TUNING, *COUNTED, PILOT], "start": str(START.resolve()), "seconds": CAP}
-    path, common = RUNS / f"share{share}.toml", {"data": data_of(share), "token_budget": BUDGET[share]}
+    tree = {
+        "recipe": "recipe.toml",
+        "seeds": [*TUNING, *COUNTED, PILOT],
+        "start": str(START.resolve()),
+        "seconds": CAP,
+    }
+    path, common = (
+        RUNS / f"share{share}.toml",
+        {"data": data_of(share), "token_budget": BUDGET[share]},
+    )
     files.write_text(path, tomli_w.dumps({**tree, "set": common, "arm": arms}))
     return path
 
@@ -223,24 +271,34 @@ def run_cell(share: int, arm: str, seed: int, seconds: float) -> bool:
     plan = read_plan(matrix_of(share), arms=[arm], seeds=[seed])
     places = Places(plan=plan, runs=RUNS / f"share{share}", out=RUNS / "cells")
     (cell,) = plan.cells
-    mark = hashlib.sha256(json.dumps(defining_settings(cell.settings), sort_keys=True).encode()).hexdigest()[:12]
+    mark = hashlib.sha256(
+        json.dumps(defining_settings(cell.settings), sort_keys=True).encode()
+    ).hexdigest()[:12]
     if key in stored:
         if (stored[key]["settings"], stored[key]["start"]) != (mark, hash_weights(START)):
-            raise WhetError(f"{key} in {RESULTS / name} was run with other settings or weights; move it away.")
+            raise WhetError(
+                f"{key} in {RESULTS / name} was run with other settings or weights; move it away."
+            )
         return True
     if not places.result(cell).is_file():
         start = make_start(plan, places.runs, print)
-        if CellWork(places=places, start=start, beside=1, on_progress=print, about=circumstances()).run(seconds):
+        if CellWork(
+            places=places, start=start, beside=1, on_progress=print, about=circumstances()
+        ).run(seconds):
             return False
     found = read_outcome(places.result(cell))
     if found["ended_by"] == "time":
-        raise WhetError(f"{key} at {share}% was ended by the clock; remove {places.run(cell)} and its result.")
+        raise WhetError(
+            f"{key} at {share}% was ended by the clock; remove {places.run(cell)} and its result."
+        )
     useful = zip(column(found, "trained_signal"), column(found, "groups"), strict=True)
     stored[key] = {
         "tokens": [point.tokens for point in points(found, "tokens")],
         "accuracy": [point.accuracy for point in points(found, "tokens")],
         "spent": column(found, "tokens")[: FIRST + 1],
-        "informative": [round((share or 0.0) * (groups or 0.0), 3) for share, groups in useful][: FIRST + 1],
+        "informative": [round((share or 0.0) * (groups or 0.0), 3) for share, groups in useful][
+            : FIRST + 1
+        ],
         "settings": mark,
         "start": found["start"]["weights"],
         "updates": found["rows"][-1][0],
@@ -252,15 +310,28 @@ def run_cell(share: int, arm: str, seed: int, seconds: float) -> bool:
 
 def run_cells(seconds: float, shares: Sequence[int], pilot: bool) -> None:
     """The cells in their order; the target of a share is stored when its tuning runs are, before any counted one."""
-    os.environ["OMP_NUM_THREADS"], begun = "1", time.monotonic()  # one core a cell, the same rounding everywhere
-    wanted = [(share, arm, PILOT) for share in (12, 50) for arm in ("uniform", "cures")] if pilot else cells_in_order()
+    # one core a cell, the same rounding everywhere
+    os.environ["OMP_NUM_THREADS"], begun = "1", time.monotonic()
+    wanted = (
+        [(share, arm, PILOT) for share in (12, 50) for arm in ("uniform", "cures")]
+        if pilot
+        else cells_in_order()
+    )
     for share, arm, seed in [cell for cell in wanted if cell[0] in shares]:
         if seed in COUNTED:
             if not read(f"probe{share}.json"):
-                raise WhetError(f"Counted runs come after the forecast, and {share}% has none; call probe first.")
+                raise WhetError(
+                    f"Counted runs come after the forecast, and {share}% has none; call probe first."
+                )
             if not read(f"target{share}.json"):
-                tuned = [read(f"cells{share}.json")[f"uniform-seed{tuning}"]["accuracy"] for tuning in TUNING]
-                write(f"target{share}.json", {"target": target_of(tuned), "start": fmean(c[0] for c in tuned)})
+                tuned = [
+                    read(f"cells{share}.json")[f"uniform-seed{tuning}"]["accuracy"]
+                    for tuning in TUNING
+                ]
+                write(
+                    f"target{share}.json",
+                    {"target": target_of(tuned), "start": fmean(c[0] for c in tuned)},
+                )
         if not run_cell(share, arm, seed, seconds - (time.monotonic() - begun)):
             print("The rest is left for another time; the same command goes on.")
             return
@@ -272,27 +343,60 @@ def run_cells(seconds: float, shares: Sequence[int], pilot: bool) -> None:
 def measured(share: int) -> dict[str, dict[str, list[float]]]:
     """By measure and arm: the tokens of each counted seed that is stored."""
     cells, target = read(f"cells{share}.json"), read(f"target{share}.json").get("target", math.inf)
-    mine = {arm: [cells[key] for seed in COUNTED if (key := f"{arm}-seed{seed}") in cells] for arm in ARMS}
+    mine = {
+        arm: [cells[key] for seed in COUNTED if (key := f"{arm}-seed{seed}") in cells]
+        for arm in ARMS
+    }
     mine = {arm: found for arm, found in mine.items() if found and mine["uniform"]}
     return {
-        "group": {arm: [tokens_per_group(c["spent"], c["informative"]) for c in found] for arm, found in mine.items()},
-        "target": {arm: [tokens_to(c["tokens"], c["accuracy"], target) for c in found] for arm, found in mine.items()},
+        "group": {
+            arm: [tokens_per_group(c["spent"], c["informative"]) for c in found]
+            for arm, found in mine.items()
+        },
+        "target": {
+            arm: [tokens_to(c["tokens"], c["accuracy"], target) for c in found]
+            for arm, found in mine.items()
+        },
     }
 
 
 def range_text(value: float, low: float, high: float) -> str:
-    return "never" if value == 0 else "–" if math.isnan(value) else f"{value:.2f} ({low:.2f}–{high:.2f})"
+    return (
+        "never"
+        if value == 0
+        else "–"
+        if math.isnan(value)
+        else f"{value:.2f} ({low:.2f}–{high:.2f})"
+    )
 
 
 def tabulate() -> None:
-    head = ["share", "arm", "seeds", "forecast", "per informative group", "near", "to the target", "near"]
-    lines, verdicts, curves = [head, ["---"] * len(head)], [""], dict[str, list[tuple[float, float]]]()
+    head = [
+        "share",
+        "arm",
+        "seeds",
+        "forecast",
+        "per informative group",
+        "near",
+        "to the target",
+        "near",
+    ]
+    lines, verdicts, curves = (
+        [head, ["---"] * len(head)],
+        [""],
+        dict[str, list[tuple[float, float]]](),
+    )
     for share in SHARES:
         forecast, found = read(f"probe{share}.json"), measured(share)
         values = {m: {arm: saving(by["uniform"], by[arm]) for arm in by} for m, by in found.items()}
         for arm in [arm for arm in ARMS[1:] if arm in values["group"]]:
             known = forecast.get(arm)
-            line = [f"{share}%", arm, str(len(found["group"][arm])), range_text(*known) if known else "–"]
+            line = [
+                f"{share}%",
+                arm,
+                str(len(found["group"][arm])),
+                range_text(*known) if known else "–",
+            ]
             for m, by in found.items():
                 near = ("yes" if within(known[0], values[m][arm]) else "no") if known else "–"
                 line += [range_text(values[m][arm], *saving_interval(by["uniform"], by[arm])), near]
@@ -303,28 +407,56 @@ def tabulate() -> None:
         if {"speed", "cures"} <= values["group"].keys():
             told = {arm: forecast[arm][0] for arm in ("speed", "cures")}
             yes = ["counts" if counts(told, values[m]) else "does not count" for m in values]
-            verdicts.append(f"- {share}%: {yes[0]} per informative group; {yes[1]} by tokens to the target.")
+            verdicts.append(
+                f"- {share}%: {yes[0]} per informative group; {yes[1]} by tokens to the target."
+            )
     note = "Savings: uniform's tokens over the arm's, with 95% ranges. "
-    note += "The forecast for cures is the play of `whet probe`, over the 8 updates that are measured."
-    text = [f"# Dose and response\n\n{note}\n", *(f"| {' | '.join(line)} |" for line in lines), *verdicts]
+    note += (
+        "The forecast for cures is the play of `whet probe`, over the 8 updates that are measured."
+    )
+    text = [
+        f"# Dose and response\n\n{note}\n",
+        *(f"| {' | '.join(line)} |" for line in lines),
+        *verdicts,
+    ]
     files.write_text(RESULTS / "dose.md", "\n".join(text) + "\n")
-    shown = {label: [p for p in c if p[1] > 0] for label, c in curves.items() if label.startswith(("speed", "cures"))}
-    about = {"title": "saving against uniform", "x_label": "informative prompts, %", "x_show": "{:.0f}".format}
+    shown = {
+        label: [p for p in c if p[1] > 0]
+        for label, c in curves.items()
+        if label.startswith(("speed", "cures"))
+    }
+    about = {
+        "title": "saving against uniform",
+        "x_label": "informative prompts, %",
+        "x_show": "{:.0f}".format,
+    }
     if drawn := figure([FigureLine(label, [c]) for label, c in shown.items()], **about):
         files.write_text(RESULTS / "dose.svg", drawn)
     print("\n".join(text))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("base", "probe", "run", "table"))
-    parser.add_argument("--seconds", type=float, default=math.inf, help="Of run: begin no cell that would end later.")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="Of run: begin no cell that would end later.",
+    )
     parser.add_argument("--shares", type=int, nargs="+", default=SHARES, choices=SHARES)
-    parser.add_argument("--pilot", action="store_true", help="Of run: only the cells by which the sizes were chosen.")
+    parser.add_argument(
+        "--pilot",
+        action="store_true",
+        help="Of run: only the cells by which the sizes were chosen.",
+    )
     options = parser.parse_args()
     try:
         if options.what == "probe":
-            for share in [share for share in options.shares if not read(f"probe{share}.json")]:  # never made again
+            # never made again
+            for share in [share for share in options.shares if not read(f"probe{share}.json")]:
                 write(f"probe{share}.json", probe_share(share))
         elif options.what == "run":
             run_cells(options.seconds, options.shares, options.pilot)

@@ -65,7 +65,15 @@ ENGINE = {
     "accept_length": "draft/accept_length",
 }
 """What each engine counts. tail_share: of the time, with a quarter of the slots in use or less."""
-LENGTHS = ("length/mean", "length/p50", "length/p90", "length/p99", "length/max", "length/truncated", "reward/mean")
+LENGTHS = (
+    "length/mean",
+    "length/p50",
+    "length/p90",
+    "length/p99",
+    "length/max",
+    "length/truncated",
+    "reward/mean",
+)
 
 Row = Mapping[str, Any]
 
@@ -80,7 +88,8 @@ class Turns:
         # Of an update:
         self.seconds: Counter[str] = Counter()
         self.equal: list[bool] = []
-        self.written: Counter[str] = Counter()  # tokens, and those that were drafted, by how a response ended
+        # tokens, and those that were drafted, by how a response ended
+        self.written: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engines[self.kind], name)
@@ -102,7 +111,9 @@ class Turns:
         if early is not None:
             early(done)
         ids = {rollout.key: rollout.trace.ids for rollout in again if rollout.trace is not None}
-        self.equal += [r.trace is not None and np.array_equal(r.trace.ids, ids[r.key]) for r in done]
+        self.equal += [
+            r.trace is not None and np.array_equal(r.trace.ids, ids[r.key]) for r in done
+        ]
         for rollout in done if self.kind == "drafted" else again:
             self.written[rollout.finish] += rollout.length
             self.written[f"{rollout.finish}_drafted"] += rollout.accepted
@@ -136,7 +147,8 @@ class Follower:
 
     def __init__(self, found: dict[str, Any], out: Path, on_progress: OnLine) -> None:
         self.found, self.out, self.on_progress = found, out, on_progress
-        self.steps: list[Step] = []  # with drafts, in the updates that count; without those that fed prompts
+        # with drafts, in the updates that count; without those that fed prompts
+        self.steps: list[Step] = []
 
     def attach(self, parts: Parts) -> None:
         """Adds the engine without drafts to that of the run."""
@@ -145,7 +157,9 @@ class Follower:
         self.watch = Watch(parts.engine.speculation.chooser)
         parts.engine.speculation.chooser = self.watch
         without = parts.plan.settings.model_copy(update={"draft": config.Draft()})
-        plain = build_engine(dataclasses.replace(parts.plan, settings=without), parts.model, parts.plan.room)
+        plain = build_engine(
+            dataclasses.replace(parts.plan, settings=without), parts.model, parts.plan.room
+        )
         plain.update(parts.learner.version)
         self.turns = Turns({"plain": plain, "drafted": parts.engine})
         parts.engine = self.turns  # type: ignore[assignment]
@@ -155,7 +169,11 @@ class Follower:
             return
         turns, found = self.turns, self.found
         counted = {turns.kind: metrics, turns.other: turns.engines[turns.other].stats()}
-        row: dict[str, Any] = {"step": metrics["step"], "first": turns.kind, "same": float(np.mean(turns.equal))}
+        row: dict[str, Any] = {
+            "step": metrics["step"],
+            "first": turns.kind,
+            "same": float(np.mean(turns.equal)),
+        }
         for kind, own in counted.items():
             row[kind] = {name: own[metric] for name, metric in ENGINE.items() if metric in own}
             row[kind]["seconds"] = turns.seconds[kind]
@@ -169,7 +187,9 @@ class Follower:
         found["by_batch"], found["chances"] = by_batch(self.steps), chances(self.steps)
         found["summary"] = summary(found["rows"][found["warm"] :])
         files.write_text(self.out / FILE, json.dumps(found, indent=1) + "\n")
-        told = ", ".join(f"{k} {row[k]['seconds']:.3f} s in {row[k]['steps']:.0f} steps" for k in KINDS)
+        told = ", ".join(
+            f"{k} {row[k]['seconds']:.3f} s in {row[k]['steps']:.0f} steps" for k in KINDS
+        )
         self.on_progress(f"update {row['step']:.0f}, {row['plain']['tokens']:,.0f} tokens: {told}")
         turns.swap()
 
@@ -180,7 +200,11 @@ class Follower:
 
 
 def settings_of(
-    sizes: Mapping[str, int], *, device: str, drafters: Sequence[str] = ("suffix",), sets: Sequence[str] = ()
+    sizes: Mapping[str, int],
+    *,
+    device: str,
+    drafters: Sequence[str] = ("suffix",),
+    sets: Sequence[str] = (),
 ) -> config.Config:
     """maze.toml with long responses, small updates and no evaluation; as many grids are drawn as the run asks for."""
     tree = read_toml(HERE / "maze.toml")
@@ -202,14 +226,21 @@ def settings_of(
         "learn.minibatches": 1,
         "draft.drafters": list(drafters),
     }
-    return load_config(None, [*(f"{key}={json.dumps(value)}" for key, value in asked.items()), *sets], tree)
+    return load_config(
+        None, [*(f"{key}={json.dumps(value)}" for key, value in asked.items()), *sets], tree
+    )
 
 
 def take_turns(
     settings: config.Config, *, warm: int, out: Path, on_progress: OnLine = lambda line: None
 ) -> dict[str, Any]:
     """Train by the recipe with both engines; what was found. warm: updates that do not count."""
-    found: dict[str, Any] = {**circumstances(), "warm": warm, "recipe": dump_config(settings), "rows": []}
+    found: dict[str, Any] = {
+        **circumstances(),
+        "warm": warm,
+        "recipe": dump_config(settings),
+        "rows": [],
+    }
     files.make_folder(out)
     follower = Follower(found, out, on_progress)
     train_followed(settings, follower, follower.attach)
@@ -226,9 +257,13 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {"updates": len(rows), "same": mean(rows, "same")}
     found |= {name: mean(rows, name) for name in LENGTHS}
     for kind in KINDS:
-        found[kind] = {name: mean([row[kind] for row in rows], name) for name in ("seconds", *ENGINE)}
+        found[kind] = {
+            name: mean([row[kind] for row in rows], name) for name in ("seconds", *ENGINE)
+        }
     written = sum((Counter(row["written"]) for row in rows), Counter[str]())
-    found["copied"] = {end: written[f"{end}_drafted"] / written[end] for end in ("stop", "length") if written[end]}
+    found["copied"] = {
+        end: written[f"{end}_drafted"] / written[end] for end in ("stop", "length") if written[end]
+    }
     pairs = np.array([[row[kind]["seconds"] for kind in KINDS] for row in rows])
     whole = pairs + np.array([[row["rest"], row["rest"] + row["lessons"]] for row in rows])
     for name, of in (("faster", pairs), ("update_faster", whole)):
@@ -270,13 +305,17 @@ def interval(pairs: np.ndarray) -> tuple[float, float]:
 
 @app.command()
 def main(
-    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")
+    ] = "auto",
     groups: Annotated[int, typer.Option(min=1, help="Grids of an update.")] = 64,
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts of a grid.")] = 8,
     limit: Annotated[int, typer.Option(min=2, help="Tokens of a response at most.")] = 384,
     warm: Annotated[int, typer.Option(min=1, help="Updates that warm up.")] = 4,
     updates: Annotated[int, typer.Option(min=2, help="Updates that count.")] = 30,
-    drafter: Annotated[list[str] | None, typer.Option(help="suffix, ngram or eagle; each --drafter adds one.")] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="suffix, ngram or eagle; each --drafter adds one.")
+    ] = None,
     sets: Sets = None,
     out: Out = RESULTS,
 ) -> None:
@@ -295,16 +334,24 @@ def show(found: Mapping[str, Any]) -> None:
     for kind in KINDS:
         own = found[kind]
         length = "-" if own["accept_length"] is None else f"{own['accept_length']:.2f}"
-        table.add_row(kind, f"{own['seconds']:.3f}", f"{own['steps']:.0f}", f"{own['tail_share']:.0%}", length)
+        table.add_row(
+            kind, f"{own['seconds']:.3f}", f"{own['steps']:.0f}", f"{own['tail_share']:.0%}", length
+        )
     out_console.print(table)
     p50, p90, p99, longest = (found[f"length/{name}"] for name in ("p50", "p90", "p99", "max"))
     lengths = f"median {p50:.0f}, 90% {p90:.0f}, 99% {p99:.0f}, longest {longest:.0f}"
-    copied = " and ".join(f"{share:.0%} of the tokens of {ENDS[end]}" for end, share in found["copied"].items())
-    tell(f"{found['plain']['tokens']:,.0f} tokens; {lengths}; {found['length/truncated']:.1%} are cut.")
+    copied = " and ".join(
+        f"{share:.0%} of the tokens of {ENDS[end]}" for end, share in found["copied"].items()
+    )
+    tell(
+        f"{found['plain']['tokens']:,.0f} tokens; {lengths}; {found['length/truncated']:.1%} are cut."
+    )
     tell(f"Drafts brought {copied}. {found['same']:.1%} of the rollouts are the same.")
     for name, what in (("faster", "The rollouts"), ("update_faster", "Whole updates")):
         low, high = found[f"{name}_interval"]
-        told = f"{what} are {found[name]:.2f} times as fast with drafts (95%: {low:.2f} to {high:.2f})"
+        told = (
+            f"{what} are {found[name]:.2f} times as fast with drafts (95%: {low:.2f} to {high:.2f})"
+        )
         tell(f"{told}, by the median of updates {found[f'{name}_median']:.2f} times.")
 
 
@@ -316,7 +363,9 @@ def show_batches(result: Mapping[str, Any]) -> None:
         table.add_row(rows, f"{own['steps']}", f"{own['speculating']:.0%}", length)
     out_console.print(table)
     for name, places in result["chances"].items():
-        tell(f"{name}: of drafted tokens, right where those before were: {', '.join(f'{c:.2f}' for c in places[:8])}")
+        tell(
+            f"{name}: of drafted tokens, right where those before were: {', '.join(f'{c:.2f}' for c in places[:8])}"
+        )
 
 
 if __name__ == "__main__":

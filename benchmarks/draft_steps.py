@@ -39,7 +39,14 @@ from whet.tools.experiment import circumstances
 
 app = typer.Typer()
 FILE = "draft_over_steps.json"
-KEPT = ("draft/loss", "draft/agreement", "draft/tokens_trained", "reward/mean", "length/mean", "time/draft")
+KEPT = (
+    "draft/loss",
+    "draft/agreement",
+    "draft/tokens_trained",
+    "reward/mean",
+    "length/mean",
+    "time/draft",
+)
 """The metrics of an update that are kept."""
 
 OnLine = Callable[[str], None]
@@ -48,9 +55,17 @@ OnLine = Callable[[str], None]
 class Follower:
     """Watches a run: writes down each update's accept length, and stops the drafter's lessons when they are over."""
 
-    def __init__(self, name: str, lessons: int, found: dict[str, Any], out: Path, on_progress: OnLine) -> None:
+    def __init__(
+        self, name: str, lessons: int, found: dict[str, Any], out: Path, on_progress: OnLine
+    ) -> None:
         """lessons: updates after which the drafter learns."""
-        self.name, self.lessons, self.found, self.out, self.on_progress = name, lessons, found, out, on_progress
+        self.name, self.lessons, self.found, self.out, self.on_progress = (
+            name,
+            lessons,
+            found,
+            out,
+            on_progress,
+        )
         self.rows: list[dict[str, float]] = found["arms"].setdefault(name, [])
         self.parts: Parts | None = None
 
@@ -70,7 +85,11 @@ class Follower:
         files.write_text(self.out / FILE, json.dumps(self.found, indent=1) + "\n")
         shown = "-" if length is None else f"{length:.2f}"
         self.on_progress(f"{self.name}: step {metrics['step']:.0f}, accept length {shown}")
-        if metrics["step"] >= self.lessons and self.parts is not None and self.parts.drafter is not None:
+        if (
+            metrics["step"] >= self.lessons
+            and self.parts is not None
+            and self.parts.drafter is not None
+        ):
             self.parts.drafter.end()
 
     def message(self, text: str) -> None:
@@ -90,11 +109,18 @@ def steps_bench(
 ) -> dict[str, Any]:
     """Both arms of the recipe; what was found. freeze: updates after which the second stops learning."""
     if not 0 <= freeze < settings.steps:
-        raise WhetError(f"A drafter frozen after {freeze} updates is no other one in a run of {settings.steps}.")
+        raise WhetError(
+            f"A drafter frozen after {freeze} updates is no other one in a run of {settings.steps}."
+        )
     draft = settings.draft.model_copy(update={"drafters": ("eagle",)})
     without = {"draft": draft, "eval": (), "held_out": config.HeldOut(size=0)}
     settings = settings.model_copy(update=without)
-    about = {"depth": depth, "freeze": freeze, "steps": settings.steps, "recipe": dump_config(settings)}
+    about = {
+        "depth": depth,
+        "freeze": freeze,
+        "steps": settings.steps,
+        "recipe": dump_config(settings),
+    }
     found: dict[str, Any] = {**circumstances(), **about, "arms": {}}
     files.make_folder(out)
     for name, lessons in (("trained", settings.steps), ("frozen", freeze)):
@@ -117,7 +143,8 @@ def train_followed(
         stack.callback(parts.close)
         prepare_parts(parts, run, None, follower)
         attach(parts)
-        gc.freeze()  # as `whet train` does: a look through all that was imported takes up to half a second
+        # as `whet train` does: a look through all that was imported takes up to half a second
+        gc.freeze()
         stack.callback(gc.unfreeze)
         loop.train(parts, loop.Log(run, parts, follower))
 
@@ -146,7 +173,9 @@ def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str,
 def main(
     recipe: Annotated[Path, typer.Argument(help="What is trained; drafts are EAGLE's alone.")],
     steps: Annotated[int, typer.Option(min=1, help="Updates of each run.")] = 40,
-    freeze: Annotated[int, typer.Option(min=0, help="Updates after which the second drafter stops learning.")] = 10,
+    freeze: Annotated[
+        int, typer.Option(min=0, help="Updates after which the second drafter stops learning.")
+    ] = 10,
     depth: Annotated[int, typer.Option(min=1, help="Tokens of a draft.")] = 4,
     sets: Sets = None,
     data_folder: DataFolder = None,
@@ -164,10 +193,16 @@ def show_steps(result: Mapping[str, Any], lines: int = 12) -> None:
     table = Table("update", *arms)
     for step in steps[:: max(1, -(-len(steps) // lines))]:
         found = [rows.get(step, {}).get("accept_length") for rows in arms.values()]
-        table.add_row(f"{step:.0f}", *("-" if length is None else f"{length:.2f}" for length in found))
-    table.add_row("last quarter", *(f"{result['last_quarter'].get(name, 1.0):.2f}" for name in arms))
+        table.add_row(
+            f"{step:.0f}", *("-" if length is None else f"{length:.2f}" for length in found)
+        )
+    table.add_row(
+        "last quarter", *(f"{result['last_quarter'].get(name, 1.0):.2f}" for name in arms)
+    )
     out_console.print(table)
-    tell(f"Accept length with drafts of {result['depth']}; the lessons of the frozen one end at {result['freeze']}.")
+    tell(
+        f"Accept length with drafts of {result['depth']}; the lessons of the frozen one end at {result['freeze']}."
+    )
 
 
 if __name__ == "__main__":

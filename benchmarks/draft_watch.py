@@ -43,11 +43,15 @@ class Step:
 class Fixed(Chooser):
     """One arm for every batch that it serves, OFF for the others."""
 
-    def __init__(self, arm: DraftArm, serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True) -> None:
+    def __init__(
+        self, arm: DraftArm, serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True
+    ) -> None:
         super().__init__()
         self.arm, self.serves = arm, serves
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         return self.arm if self.serves(self.arm, batch) and self.arm.drafter not in retired else OFF
 
 
@@ -58,13 +62,23 @@ class Watch(Chooser):
         self.chooser = chooser
         self.steps: list[Step] = []
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         return self.chooser.choose(batch, kv_bytes, retired)
 
     def record(self, report: StepReport) -> None:
         at = time.perf_counter()
         self.steps.append(
-            Step(report.arm, report.batch, report.seconds, report.accepted, report.most, at, report.steps)
+            Step(
+                report.arm,
+                report.batch,
+                report.seconds,
+                report.accepted,
+                report.most,
+                at,
+                report.steps,
+            )
         )
         self.chooser.record(report)
 
@@ -169,7 +183,11 @@ def chances(steps: Sequence[Step]) -> dict[str, list[float]]:
     """
     out: dict[str, list[float]] = {}
     for name in dict.fromkeys(step.arm.drafter for step in steps if step.accepted is not None):
-        mine = [s for s in steps if s.arm.drafter == name and s.accepted is not None and s.most is not None]
+        mine = [
+            s
+            for s in steps
+            if s.arm.drafter == name and s.accepted is not None and s.most is not None
+        ]
         accepted = np.concatenate([s.accepted for s in mine if s.accepted is not None])
         most = np.concatenate([s.most for s in mine if s.most is not None])
         depth = max(step.arm.depth for step in mine)
@@ -188,7 +206,8 @@ def by_batch(steps: Sequence[Step]) -> dict[str, dict[str, float | None]]:
         str(size): {
             "steps": sum(step.steps for step in mine),
             "seconds": sum(step.seconds for step in mine),
-            "speculating": sum(step.steps for step in mine if step.arm != OFF) / sum(step.steps for step in mine),
+            "speculating": sum(step.steps for step in mine if step.arm != OFF)
+            / sum(step.steps for step in mine),
             "accept_length": accept_length(mine),
         }
         for size, mine in sorted(classes.items())

@@ -59,7 +59,9 @@ def shaped(shape: str, tokenizer: Path, folder: Path) -> Path:
     words = AutoTokenizer.from_pretrained(tokenizer)
     model = shape_model(shape, "cuda" if torch.cuda.is_available() else "cpu")
     if len(words) > model.config.vocab_size:
-        raise WhetError(f"The shape {shape} has {model.config.vocab_size} tokens and the tokenizer {len(words)}.")
+        raise WhetError(
+            f"The shape {shape} has {model.config.vocab_size} tokens and the tokenizer {len(words)}."
+        )
     model.config.eos_token_id = words.eos_token_id
     model.generation_config.eos_token_id = words.eos_token_id
     model.save_pretrained(folder)
@@ -67,14 +69,18 @@ def shaped(shape: str, tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def measure(engine: str, model: Path, data: Path, folder: Path, **sizes: int) -> list[dict[str, Any]]:
+def measure(
+    engine: str, model: Path, data: Path, folder: Path, **sizes: int
+) -> list[dict[str, Any]]:
     """The metrics of all steps."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     settings = own_settings(**sizes)
     if engine != "native":
         settings["rollout.engine"] = engine
     prompts = [(row["problem"], str(row["answer"])) for row in rows]
-    found = train(str(model), prompts, even, "uniform", settings=settings, out=folder / "run", quiet=True)
+    found = train(
+        str(model), prompts, even, "uniform", settings=settings, out=folder / "run", quiet=True
+    )
     return [dict(row) for row in found.metrics]
 
 
@@ -93,12 +99,16 @@ def main(
     model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
     data: Annotated[Path, typer.Option(help="JSON lines with problem and answer.")],
     engine: Annotated[list[str], typer.Option(help="native or vllm; each --engine adds one.")],
-    shape: Annotated[str | None, typer.Option(help=f"Random weights of this size: {', '.join(SHAPES)}.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help=f"Random weights of this size: {', '.join(SHAPES)}.")
+    ] = None,
     prompts: Number = 64,
     completions: Number = 8,
     tokens: Number = 256,
     steps: Annotated[int, typer.Option(min=WARM + 1)] = 8,
-    one: Annotated[Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")] = None,
+    one: Annotated[
+        Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")
+    ] = None,
     out: Out = RESULTS,
 ) -> None:
     """Measure each engine in a process of its own."""
@@ -113,8 +123,18 @@ def main(
         weights = shaped(shape, model, folder / "model") if shape else model
         found: dict[str, Any] = {}
         for own in engine:
-            given = {"model": weights, "data": data, "engine": own, "one": folder / f"{own}.json", **sizes}
-            command = [sys.executable, __file__, *(f"--{key}={value}" for key, value in given.items())]
+            given = {
+                "model": weights,
+                "data": data,
+                "engine": own,
+                "one": folder / f"{own}.json",
+                **sizes,
+            }
+            command = [
+                sys.executable,
+                __file__,
+                *(f"--{key}={value}" for key, value in given.items()),
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 found[own] = {"failed": (done.stderr.strip().splitlines() or ["no word"])[-1][:500]}

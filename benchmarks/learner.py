@@ -109,7 +109,9 @@ def optimizer_seconds(learner: Learner, batch: Batch) -> float:
 
 def kernels(learner: Learner, batch: Batch, top: int = 25) -> list[tuple[str, float, int]]:
     """(kernel, ms, calls) of one step, most time first, and "all" before them."""
-    with torch.autograd.profiler.profile(use_device="cuda", use_cpu=False, use_kineto=True) as profile:
+    with torch.autograd.profiler.profile(
+        use_device="cuda", use_cpu=False, use_kineto=True
+    ) as profile:
         learner.step(batch)
         torch.cuda.synchronize()
     spent, calls = Counter[str](), Counter[str]()
@@ -121,7 +123,9 @@ def kernels(learner: Learner, batch: Batch, top: int = 25) -> list[tuple[str, fl
     return [every, *((name, ns / 1e6, calls[name]) for name, ns in spent.most_common(top))]
 
 
-def summary(name: str, runs: list[dict[str, float]], tokens: int, parameters: int) -> dict[str, Any]:
+def summary(
+    name: str, runs: list[dict[str, float]], tokens: int, parameters: int
+) -> dict[str, Any]:
     step = statistics.median(run["step_s"] for run in runs)
     optimizer = statistics.median(run["optimizer_s"] for run in runs)
     rates = sorted(tokens / run["step_s"] for run in runs)
@@ -147,8 +151,12 @@ def planned(shape: str, settings: Learn, tokens: int) -> dict[str, float]:
     """What the memory plan says of it, in GiB."""
     with torch.device("meta"):
         size = measure(shape_model(shape, "meta"))
-    recipe = Config(learn=settings, rollout=RolloutSettings(slots=1, context=tokens + 1, max_tokens=tokens))
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "bfloat16"})})
+    recipe = Config(
+        learn=settings, rollout=RolloutSettings(slots=1, context=tokens + 1, max_tokens=tokens)
+    )
+    recipe = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"dtype": "bfloat16"})}
+    )
     footprint = Footprint(shape=size, settings=recipe, device=torch.device("cuda"), flash=True)
     return {name: size / 2**30 for name, size in footprint.plan().parts()}
 
@@ -158,10 +166,14 @@ def main() -> None:
     parser.add_argument("--shape", default="135m", choices=["135m", "1.5b", "tiny"])
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--responses", type=int, default=16)
-    parser.add_argument("--long", type=int, default=0, help="one response of so many tokens instead")
+    parser.add_argument(
+        "--long", type=int, default=0, help="one response of so many tokens instead"
+    )
     parser.add_argument("--steps", type=int, default=5, help="a round")
     parser.add_argument("--eager", action="store_true", help="only the plain learner")
-    parser.add_argument("--forms", default="", help=f"of {', '.join(FORMS)}, {GRAPHED}; whatever their trial says")
+    parser.add_argument(
+        "--forms", default="", help=f"of {', '.join(FORMS)}, {GRAPHED}; whatever their trial says"
+    )
     parser.add_argument("--checkpoint", action="store_true", help="compute activations again")
     parser.add_argument("--profile", action="store_true", help="print the kernels that took most")
     parser.add_argument("--out", type=Path, required=True)
@@ -192,8 +204,12 @@ def main() -> None:
     }
     if args.long:
         result["planned_gib"] = planned(args.shape, settings, tokens)
-        print("planned GiB:", {name: round(size, 1) for name, size in result["planned_gib"].items()})
-    print(f"{args.shape}: {parameters / 1e6:.0f}M parameters; ready (trial, compile) in {result['ready_s']:.1f} s")
+        print(
+            "planned GiB:", {name: round(size, 1) for name, size in result["planned_gib"].items()}
+        )
+    print(
+        f"{args.shape}: {parameters / 1e6:.0f}M parameters; ready (trial, compile) in {result['ready_s']:.1f} s"
+    )
     kind = "_long" if args.long else "_checkpoint" if args.checkpoint else ""
     where = args.out / f"learner_{args.shape}_{tokens}{kind}.json"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -202,7 +218,10 @@ def main() -> None:
         forms.append(GRAPHED)
     graphed = (passes.graphed or Graphed(model, settings.pack_tokens)) if GRAPHED in forms else None
     form_of: dict[str, str] = {"plain": "", GRAPHED: passes.form or "whole"}
-    ways = {name: (form_of.get(name, name), graphed if name == GRAPHED else None) for name in ("plain", *forms)}
+    ways = {
+        name: (form_of.get(name, name), graphed if name == GRAPHED else None)
+        for name in ("plain", *forms)
+    }
     batch = batch_of(responses, tokens // responses, model.config.vocab_size, seed=0)
     for turn in range(-WARM_UP, ROUNDS):
         for name, (passes.form, passes.graphed) in ways.items():
@@ -218,17 +237,28 @@ def main() -> None:
         for name, (passes.form, passes.graphed) in ways.items():
             result["kernels"][name] = kernels(learner, batch)
             print(
-                name, *(f"{ms:9.2f} ms {n:6} x {kernel[:110]}" for kernel, ms, n in result["kernels"][name]), sep="\n"
+                name,
+                *(
+                    f"{ms:9.2f} ms {n:6} x {kernel[:110]}"
+                    for kernel, ms, n in result["kernels"][name]
+                ),
+                sep="\n",
             )
     plain = result["summary"]["plain"]["tokens_per_s"]
     result["speedup"] = {form: result["summary"][form]["tokens_per_s"] / plain for form in forms}
     result["graphs"] = counters["stats"]["unique_graphs"]
     if graphed is not None:
         sizes = [list(size) for size in graphed.ready]
-        result["captured"] = {"sizes": sizes, "stopped": graphed.stopped, "gib": graphed.bytes / 2**30}
+        result["captured"] = {
+            "sizes": sizes,
+            "stopped": graphed.stopped,
+            "gib": graphed.bytes / 2**30,
+        }
         print("captured:", result["captured"])
     print(
-        "of plain:", {form: round(times, 2) for form, times in result["speedup"].items()}, f"{result['graphs']} graphs"
+        "of plain:",
+        {form: round(times, 2) for form, times in result["speedup"].items()},
+        f"{result['graphs']} graphs",
     )
     where.write_text(json.dumps(result, indent=1))
 

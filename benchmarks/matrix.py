@@ -51,13 +51,17 @@ Tree = Mapping[str, Any]
 class StartSettings(Section):
     # A model folder, a run or a hub name that every cell begins from; empty is the recipe's own model, as below.
     model: str = ""
-    adapter: str = ""  # a stored LoRA folder, merged into the recipe's model; where it is missing, `set` makes it
-    set: dict[str, Any] = Field(default_factory=dict)  # of the run that makes the start: a warm start, and no update
+    # a stored LoRA folder, merged into the recipe's model; where it is missing, `set` makes it
+    adapter: str = ""
+    # of the run that makes the start: a warm start, and no update
+    set: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_way(self) -> StartSettings:
         if self.model and (self.adapter or self.set):
-            raise ValueError("a start is a model, or an adapter and the settings that make it, not both")
+            raise ValueError(
+                "a start is a model, or an adapter and the settings that make it, not both"
+            )
         return self
 
 
@@ -80,7 +84,8 @@ class MatrixArm(Section):
 class Matrix(Section):
     recipe: str
     seeds: tuple[int, ...] = Field((0,), min_length=1)
-    seconds: float = Field(150, gt=0)  # after these a cell's process is asked to stop; it finishes its step
+    # after these a cell's process is asked to stop; it finishes its step
+    seconds: float = Field(150, gt=0)
     baseline: str = ""  # the arm that the others are compared with; empty is the first
     target: float = Field(0, ge=0, le=1)  # the accuracy whose cost is the result (proof.py)
     start: StartSettings = StartSettings()
@@ -99,7 +104,9 @@ class Matrix(Section):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f'two arms are called "{twice}"')
         if self.baseline and self.baseline not in names:
-            raise ValueError(f'baseline = "{self.baseline}" is no arm; there are {", ".join(names)}')
+            raise ValueError(
+                f'baseline = "{self.baseline}" is no arm; there are {", ".join(names)}'
+            )
         for seeds in (self.seeds, *(arm.seeds for arm in self.arm)):
             if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
                 raise ValueError(f"seeds = {list(seeds)} should be different numbers from 0 up")
@@ -130,7 +137,8 @@ class MatrixPlan:
     folder: Path  # of the matrix file
     matrix: Matrix
     base: Tree  # the recipe that makes the start
-    cells: tuple[MatrixCell, ...]  # seed by seed, so that an unfinished matrix has all arms before many seeds
+    # seed by seed, so that an unfinished matrix has all arms before many seeds
+    cells: tuple[MatrixCell, ...]
 
     @property
     def baseline(self) -> str:
@@ -156,7 +164,9 @@ def read_seeds(text: str) -> list[int]:
     return [int(seed) for seed in split_names(text)]
 
 
-def read_plan(path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> MatrixPlan:
+def read_plan(
+    path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> MatrixPlan:
     """`sets` override every arm; `arms` and `seeds` choose among the cells. Raises WhetError with one sentence."""
     if not path.is_file():
         raise WhetError(f"There is no matrix at {path}.")
@@ -166,16 +176,24 @@ def read_plan(path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), se
     names = [arm.name for arm in matrix.arm]
     if unknown := next((name for name in arms if name not in names), None):
         raise WhetError(f'{path} has no arm "{unknown}"; {hint(unknown, names, "there are")}')
-    turns = [(turn, seed, arm) for arm in matrix.arm for turn, seed in enumerate(arm.seeds or matrix.seeds)]
+    turns = [
+        (turn, seed, arm)
+        for arm in matrix.arm
+        for turn, seed in enumerate(arm.seeds or matrix.seeds)
+    ]
     cells = []
     for _, seed, arm in sorted(turns, key=lambda item: item[0]):
         if (not arms or arm.name in arms) and (not seeds or seed in seeds):
-            tree = settled(recipe, [matrix.set, arm.set], [*sets, f"seed={seed}"], f'{path}, arm "{arm.name}"')
+            tree = settled(
+                recipe, [matrix.set, arm.set], [*sets, f"seed={seed}"], f'{path}, arm "{arm.name}"'
+            )
             seconds, settings = arm.seconds or matrix.seconds, parse_config(tree)
             cells.append(MatrixCell(arm.name, seed, seconds, arm.note, tree, settings))
     if not cells:
         raise WhetError(f"No arm of {path} has a seed among {', '.join(map(str, seeds))}.")
-    plan = MatrixPlan(name=path.stem, folder=path.parent, matrix=matrix, base=base, cells=tuple(cells))
+    plan = MatrixPlan(
+        name=path.stem, folder=path.parent, matrix=matrix, base=base, cells=tuple(cells)
+    )
     if wrong := wrong_start(plan, recipe):
         raise WhetError(f"{path}: {wrong}.")
     return plan
@@ -206,7 +224,8 @@ def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) 
     tree: dict[str, Any] = deepcopy(dict(recipe))
     try:
         for key, value in (item for some in own for item in some.items()):
-            if isinstance(value, Mapping) and "." not in key:  # set = { curriculum.name = "speed" }: nested by TOML
+            # set = { curriculum.name = "speed" }: nested by TOML
+            if isinstance(value, Mapping) and "." not in key:
                 tree = config.merged(tree, {key: value})
             else:
                 override(tree, f"{key}={inline(value)}")
@@ -221,7 +240,13 @@ def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) 
 def inline(value: Any) -> str:
     """A value as TOML on one line, as `--set` takes it."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {inline(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{json.dumps(k, ensure_ascii=False)} = {inline(v)}" for k, v in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inline, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
@@ -234,7 +259,11 @@ def parse_matrix(tree: Tree, path: Path) -> Matrix:
         first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        inner: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
+        inner: dict[str, type[Section]] = {
+            "arm": MatrixArm,
+            "start": StartSettings,
+            "pool": PoolSettings,
+        }
         section = inner[str(first["loc"][0])] if len(first["loc"]) > 1 else Matrix
         near = hint(str(first["loc"][-1]), section.model_fields, "known are")
         raise WhetError(f'{path}: there is no "{where}" in a matrix; {near}')
@@ -296,15 +325,26 @@ def make_pool(settings: config.Config, pool: PoolSettings, runs: Path) -> Path:
     path = runs / "pool.jsonl"
     write_problems(settings, path, size=pool.size, seed=pool.seed)
     if (found := len(path.read_bytes().splitlines())) != pool.size:
-        raise WhetError(f"{path} holds {found:,} problems, and pool.size = {pool.size:,} are wanted.")
+        raise WhetError(
+            f"{path} holds {found:,} problems, and pool.size = {pool.size:,} are wanted."
+        )
     return path
 
 
-def write_problems(settings: config.Config, path: Path, pool: Sequence[str] = (), size: int = 0, seed: int = 0) -> None:
+def write_problems(
+    settings: config.Config, path: Path, pool: Sequence[str] = (), size: int = 0, seed: int = 0
+) -> None:
     """Writes the first [[data]] entry's problems outside of evaluation and pool, unless they are there already."""
     if not path.is_file():
         against = [*(entry.path for entry in settings.eval if entry.path), *pool]
-        prepare_file(settings.data[0], path, folder=settings.data_folder, against=against, size=size, seed=seed)
+        prepare_file(
+            settings.data[0],
+            path,
+            folder=settings.data_folder,
+            against=against,
+            size=size,
+            seed=seed,
+        )
 
 
 def on_problems(tree: Tree, settings: config.Config, path: Path) -> config.Config:
@@ -314,7 +354,9 @@ def on_problems(tree: Tree, settings: config.Config, path: Path) -> config.Confi
     return parse_config({**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]})
 
 
-def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Path | None = None) -> Path:
+def start_weights(
+    plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Path | None = None
+) -> Path:
     """The folder of the weights. unseen: problems that no warm start may see."""
     from whet.model.load import resolve_model
     from whet.tools.measure import weights_of
@@ -355,9 +397,14 @@ def warm_start(folder: Path, settings: config.Config, on_progress: OnLine) -> Pa
 
 def store_adapter(checkpoint: Path, folder: Path, base: str) -> Path:
     """Stores only the adapter, and no path of this machine: its base is the recipe's model."""
-    files.write_bytes(folder / "adapter_model.safetensors", (checkpoint / "adapter_model.safetensors").read_bytes())
+    files.write_bytes(
+        folder / "adapter_model.safetensors",
+        (checkpoint / "adapter_model.safetensors").read_bytes(),
+    )
     settings = json.loads((checkpoint / ADAPTER).read_bytes())
-    settings["base_model_name_or_path"] = Path(base).name if Path(base).expanduser().is_dir() else base
+    settings["base_model_name_or_path"] = (
+        Path(base).name if Path(base).expanduser().is_dir() else base
+    )
     files.write_text(folder / ADAPTER, json.dumps(settings, indent=2, sort_keys=True) + "\n")
     return folder
 

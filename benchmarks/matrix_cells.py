@@ -45,7 +45,9 @@ def points(cell: Log, cost: str) -> list[Point]:
     found = []
     for step, spent, seconds, accuracy in zip(*columns, strict=True):
         if accuracy is not None:
-            point = Point(step=int(step or 0), tokens=spent or 0.0, seconds=seconds or 0.0, accuracy=accuracy)
+            point = Point(
+                step=int(step or 0), tokens=spent or 0.0, seconds=seconds or 0.0, accuracy=accuracy
+            )
             found.append(point)
     return found
 
@@ -83,7 +85,9 @@ def usable(arms: Arms, baseline: str, cost: str) -> Arms:
     references = alone.get(baseline) or [cell for cells in alone.values() for cell in cells]
     places = [place(cell) for cell in references]
     commonest = max(places, key=places.count, default=None)
-    return {arm: [cell for cell in cells if place(cell) == commonest] for arm, cells in alone.items()}
+    return {
+        arm: [cell for cell in cells if place(cell) == commonest] for arm, cells in alone.items()
+    }
 
 
 def marks(name: str) -> tuple[str, str]:

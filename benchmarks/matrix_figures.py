@@ -71,7 +71,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
-def figure(lines: Sequence[FigureLine], *, title: str, x_label: str, x_show: Callable[[float | None], str]) -> str:
+def figure(
+    lines: Sequence[FigureLine], *, title: str, x_label: str, x_show: Callable[[float | None], str]
+) -> str:
     """The SVG file; "" where there is nothing to draw."""
     drawn = [line for line in lines if any(len(c) > 1 for c in line.curves)]
     if not drawn:
@@ -86,23 +88,31 @@ def figure(lines: Sequence[FigureLine], *, title: str, x_label: str, x_show: Cal
     parts += [_legend(line, number) for number, line in enumerate(drawn)]
     parts.append(f'<text x="{LEFT}" y="18" font-size="13">{escape(title)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(
+        f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
     body = "\n".join(part for part in parts if part)
     style = 'font-family="sans-serif" font-size="11" fill="#333333"'
     return f'{head} {style}>\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
 
 
-def _grid(plane: Plane, xs: Sequence[float], ys: Sequence[float], x_show: Callable[[float | None], str]) -> str:
+def _grid(
+    plane: Plane, xs: Sequence[float], ys: Sequence[float], x_show: Callable[[float | None], str]
+) -> str:
     parts = []
     for y in ys:
         across, down = plane.place(0, y).split()
         parts.append(f'<path d="M{across} {down}H{WIDTH - RIGHT}" stroke="#e6e6e6"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{float(down) + 4:.1f}" text-anchor="end">{y:.2f}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{float(down) + 4:.1f}" text-anchor="end">{y:.2f}</text>'
+        )
     for x in xs:
         across, down = plane.place(x, plane.y0).split()
         parts.append(f'<path d="M{across} {down}v4" stroke="#888888"/>')
-        parts.append(f'<text x="{across}" y="{float(down) + 16:.1f}" text-anchor="middle">{x_show(x)}</text>')
+        parts.append(
+            f'<text x="{across}" y="{float(down) + 16:.1f}" text-anchor="middle">{x_show(x)}</text>'
+        )
     return "\n".join(parts)
 
 
@@ -118,7 +128,11 @@ def _band(curves: Sequence[Curve], plane: Plane, number: int) -> str:
 
 def _line(curves: Sequence[Curve], plane: Plane, number: int) -> str:
     middle = median_curve(curves)
-    return f'<path d="M{"L".join(plane.place(x, y) for x, y in middle)}" {_stroke(number)}/>' if middle else ""
+    return (
+        f'<path d="M{"L".join(plane.place(x, y) for x, y in middle)}" {_stroke(number)}/>'
+        if middle
+        else ""
+    )
 
 
 def _legend(line: FigureLine, number: int) -> str:
@@ -138,10 +152,22 @@ def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Pa
     written = []
     for cost in ("tokens", "seconds"):
         shown = usable(arms, baseline, cost)
-        curves = {f"{arm} ({len(cells)})": [curve(cell, cost) for cell in cells] for arm, cells in shown.items()}
+        curves = {
+            f"{arm} ({len(cells)})": [curve(cell, cost) for cell in cells]
+            for arm, cells in shown.items()
+        }
         lines = [FigureLine(label, own) for label, own in curves.items()]
-        label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
-        drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
+        label = (
+            "tokens generated for training"
+            if cost == "tokens"
+            else "seconds of training, cells that ran alone"
+        )
+        drawn = figure(
+            lines,
+            title="accuracy: median and range of the seeds",
+            x_label=label,
+            x_show=COSTS[cost],
+        )
         if drawn:
             files.write_text(folder / f"{name}_{cost}.svg", drawn)
             written.append(folder / f"{name}_{cost}.svg")
@@ -149,7 +175,9 @@ def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Pa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("matrix", type=Path)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))

@@ -25,7 +25,8 @@ from whet.types import Prompt
 MODEL = config.Model(name="tiny", dtype="bfloat16", hidden=256, layers=6, heads=4)
 CONTEXT = 1024
 STEPS, BATCH, RATE = 2500, 256, 1e-3
-CHUNK, CHUNKS = 4096, 100  # searches drawn by one process at a time, and how often; then they come again, shuffled
+# searches drawn by one process at a time, and how often; then they come again, shuffled
+CHUNK, CHUNKS = 4096, 100
 PACK = 131_072
 
 Pair = tuple[list[int], list[int]]
@@ -43,7 +44,9 @@ def batches(codec: Codec, workers: int) -> Iterator[list[Pair]]:
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for pairs in pool.imap(draw, range(CHUNKS)):
             prompts = codec.encode_all([prompt for prompt, _ in pairs])
-            found = list(zip(prompts, (codec.encode_response(text) for _, text in pairs), strict=True))
+            found = list(
+                zip(prompts, (codec.encode_response(text) for _, text in pairs), strict=True)
+            )
             every += found
             yield from (found[i : i + BATCH] for i in range(0, CHUNK, BATCH))
     rng = np.random.default_rng(1)
@@ -66,7 +69,9 @@ def main() -> None:
         if step % 100 == 0:
             print(f"update {step} of {STEPS}: loss {loss:.4f}", flush=True)
 
-    loss = warm_start(model, batches(codec, given.workers), steps=STEPS, lr=RATE, pack_tokens=PACK, on_step=show)
+    loss = warm_start(
+        model, batches(codec, given.workers), steps=STEPS, lr=RATE, pack_tokens=PACK, on_step=show
+    )
     model.save_pretrained(given.out)
     tokenizer.save_pretrained(given.out)
     print(f"loss {loss:.4f}; {given.out}")

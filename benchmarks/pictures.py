@@ -41,9 +41,24 @@ def record(command: list[str], folder: Path, cast: Path) -> None:
     line = shlex.join(command)
     shown = f"printf '\\033[32m$\\033[0m %s\\n' {shlex.quote(line)}; exec {line}"
     size = ["--cols", str(COLUMNS), "--rows", str(ROWS)]
-    environment = {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY"}}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"DISPLAY", "WAYLAND_DISPLAY"}
+    }
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    recorder = [sys.executable, "-m", "asciinema", "rec", "--quiet", "--overwrite", *size, "-c", shown, str(cast)]
+    recorder = [
+        sys.executable,
+        "-m",
+        "asciinema",
+        "rec",
+        "--quiet",
+        "--overwrite",
+        *size,
+        "-c",
+        shown,
+        str(cast),
+    ]
     subprocess.run(recorder, check=True, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
 
 
@@ -97,14 +112,18 @@ def cut_cast(cast: Path) -> None:
     head, *lines = cast.read_text().splitlines()
     written = [(at, text) for at, kind, text in map(json.loads, lines) if kind == "o"]
     events = fit(written)
-    print(f"{written[-1][0]:.0f} s of output are shown in {events[-1][0]:.0f} s, {len(events)} pictures")
+    print(
+        f"{written[-1][0]:.0f} s of output are shown in {events[-1][0]:.0f} s, {len(events)} pictures"
+    )
     rows = [head, *(json.dumps([at, "o", text], ensure_ascii=False) for at, text in events)]
     cast.write_text("\n".join(rows) + "\n")
 
 
 def draw(cast: Path, svg: Path) -> None:
     look = ["-t", "window_frame", "-D", str(int(1000 * HOLD))]
-    subprocess.run([sys.executable, "-m", "termtosvg", "render", str(cast), str(svg), *look], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "termtosvg", "render", str(cast), str(svg), *look], check=True
+    )
 
 
 def photograph(page: Path, folder: Path) -> None:
@@ -112,7 +131,9 @@ def photograph(page: Path, folder: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = tools.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for name, (width, height, scheme, phone, part) in SHOTS.items():
             wrong: list[str] = []
             context = browser.new_context(
@@ -123,7 +144,10 @@ def photograph(page: Path, folder: Path) -> None:
             )
             tab = context.new_page()
             tab.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
-            tab.on("request", lambda asked, wrong=wrong: asked.url.startswith("http") and wrong.append(asked.url))
+            tab.on(
+                "request",
+                lambda asked, wrong=wrong: asked.url.startswith("http") and wrong.append(asked.url),
+            )
             tab.goto(page.absolute().as_uri())
             tab.wait_for_load_state("networkidle")
             for _ in range(2 if part else 0):  # again, since what is drawn on the way may move it
@@ -139,9 +163,19 @@ def photograph(page: Path, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
-    parser.add_argument("--folder", type=Path, help="Where the command runs; by default a folder that is then removed.")
-    parser.add_argument("--page", default="runs/demo/report.html", help="What the command writes there.")
-    parser.add_argument("--keep", action="store_true", help="Take the recording and the page in --folder as they are.")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="Where the command runs; by default a folder that is then removed.",
+    )
+    parser.add_argument(
+        "--page", default="runs/demo/report.html", help="What the command writes there."
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="Take the recording and the page in --folder as they are.",
+    )
     parser.add_argument("command", nargs="*", default=["whet", "demo"])
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)

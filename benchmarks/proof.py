@@ -77,7 +77,8 @@ def compare(
     with np.errstate(invalid="ignore"):
         draws = of(*np.median(values[:, drawn], axis=-1))
         found = float(of(*np.median(values, axis=-1)))
-    low, high = middle_95(np.nan_to_num(draws, nan=math.inf, posinf=math.inf))  # where both never do, nothing is won
+    # where both never do, nothing is won
+    low, high = middle_95(np.nan_to_num(draws, nan=math.inf, posinf=math.inf))
     return (math.inf if math.isnan(found) else found), low, high, len(seeds)
 
 
@@ -98,7 +99,9 @@ def start_and_end(points: Curve) -> tuple[float, float]:
 
 
 def by_seed(costs: BySeed, show: Show) -> str:
-    return ", ".join(f"{seed}: {show(cost) if math.isfinite(cost) else 'never'}" for seed, cost in costs.items())
+    return ", ".join(
+        f"{seed}: {show(cost) if math.isfinite(cost) else 'never'}" for seed, cost in costs.items()
+    )
 
 
 def not_late(cells: Sequence[Log]) -> list[Log]:
@@ -109,12 +112,16 @@ def not_late(cells: Sequence[Log]) -> list[Log]:
 class Arm:
     """The cells of an arm, by their seeds."""
 
-    def __init__(self, cells: Sequence[Log], counted: Sequence[int], target: float, budget: float) -> None:
+    def __init__(
+        self, cells: Sequence[Log], counted: Sequence[int], target: float, budget: float
+    ) -> None:
         curves = {cell["seed"]: curve(cell, "tokens") for cell in cells}
         whole = not_late(cells)
         late = curves.keys() - {cell["seed"] for cell in whole}
         costs = {seed: cost_of(points, target) for seed, points in curves.items()}
-        self.costs = {seed: cost for seed, cost in costs.items() if cost < math.inf or seed not in late}
+        self.costs = {
+            seed: cost for seed, cost in costs.items() if cost < math.inf or seed not in late
+        }
         self.means = [mean_height(curves[cell["seed"]], budget) for cell in whole]
         self.drawn = [start_and_end(curves[cell["seed"]]) for cell in whole]
         self.greedy = {cell["seed"]: start_and_end(cell["also"]["greedy"]) for cell in whole}
@@ -126,8 +133,12 @@ class Arm:
     def row(self, baseline: Arm, ours: Arm) -> list[str]:
         return [
             by_seed(self.costs, formats.count),
-            formats.MISSING if self is baseline else compared_text(compare(self.counted, baseline.counted, np.divide)),
-            formats.MISSING if self is ours else compared_text(compare(ours.counted, self.counted, np.divide)),
+            formats.MISSING
+            if self is baseline
+            else compared_text(compare(self.counted, baseline.counted, np.divide)),
+            formats.MISSING
+            if self is ours
+            else compared_text(compare(ours.counted, self.counted, np.divide)),
             f"{median(self.means):.3f}",
             *(
                 " → ".join(f"{median(side):.2f}" for side in zip(*pairs, strict=True))
@@ -141,7 +152,9 @@ def ours_of(plan: MatrixPlan, arms: Container[str]) -> str:
     return next((name for name in OURS if name in arms), plan.baseline)
 
 
-def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mapping[str, Sequence[Log]]) -> str:
+def document(
+    plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mapping[str, Sequence[Log]]
+) -> str:
     """The tables and the line about the end of the budget."""
     target, budget = plan.matrix.target, plan.cells[0].settings.token_budget
     if not target or not budget:
@@ -150,13 +163,20 @@ def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mappin
     arms = {name: Arm(some, counted.get(name, ()), target, budget) for name, some in cells.items()}
     name = ours_of(plan, arms)
     baseline, ours = arms[plan.baseline], arms[name]
-    heads = ["arm", f"tokens to {target:g}, by seed", f"relative to {plan.baseline}", f"{name} relative to it"]
+    heads = [
+        "arm",
+        f"tokens to {target:g}, by seed",
+        f"relative to {plan.baseline}",
+        f"{name} relative to it",
+    ]
     heads += ["mean accuracy", "drawn", "greedy", "entropy"]
     rows = [[arm, *own.row(baseline, ours)] for arm, own in arms.items()]
     ends = compared_text(compare(ours.greedy_ends, baseline.greedy_ends, np.subtract), "{:+.3f}")
     every = [cell for some in cells.values() for cell in some]
     commits = ", ".join(dict.fromkeys(cell["commit"][:7] for cell in every))
-    fallen = ", ".join(f"{cell['arm']} seed {cell['seed']}" for cell in every if cell["ended_by"] == "collapse")
+    fallen = ", ".join(
+        f"{cell['arm']} seed {cell['seed']}" for cell in every if cell["ended_by"] == "collapse"
+    )
     late = ", ".join(
         f"{cell['arm']} seed {cell['seed']} after {formats.count(curve(cell, 'tokens')[-1][0])} tokens"
         for cell in every
@@ -170,7 +190,11 @@ def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mappin
         f"Greedy accuracy at the end of the budget, {name} minus {plan.baseline}: {ends}.",
         f"Stopped by the guard against collapse: {fallen}." if fallen else "",
         f"Stopped when their time was up, last evaluated: {late}." if late else "",
-        "\n".join(f"- **{arm.name}**: {arm.note}" for arm in plan.matrix.arm if arm.note and arm.name in arms),
+        "\n".join(
+            f"- **{arm.name}**: {arm.note}"
+            for arm in plan.matrix.arm
+            if arm.note and arm.name in arms
+        ),
     ]
     return "\n\n".join(line for line in lines if line)
 
@@ -196,7 +220,9 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
         [
             name,
             by_seed(mine, formats.duration),
-            formats.MISSING if name == plan.baseline else compared_text(compare(mine, costs[plan.baseline], np.divide)),
+            formats.MISSING
+            if name == plan.baseline
+            else compared_text(compare(mine, costs[plan.baseline], np.divide)),
             by_seed(tokens[name], formats.count),
             f"{median(cell['startup_s'] for cell in cells[name]):.0f} s",
         ]
@@ -215,9 +241,17 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
 def draw(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], folder: Path) -> list[Path]:
     """Accuracy against tokens of the arms that are the main text: more lines than these cannot be told apart."""
     budget = plan.cells[0].settings.token_budget
-    shown = {name: some for name, some in cells.items() if name in (plan.baseline, ours_of(plan, cells), *SHOWN)}
-    lines = {name: [to_the_end(cell, budget) for cell in not_late(some)] for name, some in shown.items()}
-    return write_figures({name: some for name, some in lines.items() if some}, plan.baseline, plan.name, folder)
+    shown = {
+        name: some
+        for name, some in cells.items()
+        if name in (plan.baseline, ours_of(plan, cells), *SHOWN)
+    }
+    lines = {
+        name: [to_the_end(cell, budget) for cell in not_late(some)] for name, some in shown.items()
+    }
+    return write_figures(
+        {name: some for name, some in lines.items() if some}, plan.baseline, plan.name, folder
+    )
 
 
 def to_the_end(cell: Log, budget: float) -> Log:
@@ -234,14 +268,18 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    matrix: Annotated[Path, typer.Argument(help="A TOML matrix with a target whose cells are stored.")],
+    matrix: Annotated[
+        Path, typer.Argument(help="A TOML matrix with a target whose cells are stored.")
+    ],
     out: Out = RESULTS,
     page: Annotated[Path, typer.Option(help="The page with the marks.")] = Path("docs/evidence.md"),
 ) -> None:
     """Write the table of a matrix from its stored cells."""
     plan = read_plan(matrix)
     cells = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
-    files.write_text(page, fill(page.read_text(), plan.name, document(plan, cells, read_alone(plan, out))))
+    files.write_text(
+        page, fill(page.read_text(), plan.name, document(plan, cells, read_alone(plan, out)))
+    )
     for path in [page, *draw(plan, cells, page.parent / "figures")]:
         tell(f"Written: {path}")
 

@@ -19,7 +19,9 @@ from gpu_tests import FAMILY, ROOT, TABLE, outcomes, store_table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=TABLE)
     asked, words = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:

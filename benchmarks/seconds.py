@@ -62,7 +62,9 @@ def start_cell(cell: MatrixCell, start: Start, folder: Path) -> turns.Runner:
     return turns.Runner(cell.arm, folder / cell.name, [turns.__file__, *words])
 
 
-def run_seed(cells: Sequence[MatrixCell], plan: MatrixPlan, start: Start, folder: Path, until: float) -> dict[str, Any]:
+def run_seed(
+    cells: Sequence[MatrixCell], plan: MatrixPlan, start: Start, folder: Path, until: float
+) -> dict[str, Any]:
     """The cells of a seed, step by step in turn, until all have reached the target; start-up and end of each."""
     begun = time.monotonic()
     runners = {cell.name: start_cell(cell, start, folder) for cell in cells}
@@ -78,10 +80,13 @@ def run_seed(cells: Sequence[MatrixCell], plan: MatrixPlan, start: Start, folder
                 runner.wait(until + turns.LEAVE_S)
                 # The row of a step is written before the run asks for the next one.
                 if runner.over:
-                    collapsed = has_collapsed(runner.folder / "run")  # it has not reached the target, and never will
+                    # it has not reached the target, and never will
+                    collapsed = has_collapsed(runner.folder / "run")
                     about[name]["ended_by"] = "collapse" if collapsed else runner.why or "recipe"
                     del left[name]
-                elif reached(read_metrics(runner.folder / "run"), plan.evaluation, plan.matrix.target):
+                elif reached(
+                    read_metrics(runner.folder / "run"), plan.evaluation, plan.matrix.target
+                ):
                     about[name]["ended_by"] = "target"
                     runner.close()
                     del left[name]
@@ -100,12 +105,16 @@ def read_every(text: str, arms: Sequence[str]) -> dict[str, int]:
     for pair in names(text):
         arm, _, number = pair.partition("=")
         if arm not in arms or not number.isdecimal() or int(number) == 0:
-            raise WhetError(f'--every "{pair}": write ARM=UPDATES, the arm being one of {", ".join(arms)}.')
+            raise WhetError(
+                f'--every "{pair}": write ARM=UPDATES, the arm being one of {", ".join(arms)}.'
+            )
         found[arm] = int(number)
     return found
 
 
-def cells_of(matrix: Path, arms: Sequence[str], seeds: Sequence[int], every: Mapping[str, int]) -> list[MatrixCell]:
+def cells_of(
+    matrix: Path, arms: Sequence[str], seeds: Sequence[int], every: Mapping[str, int]
+) -> list[MatrixCell]:
     """Seed by seed; every: updates between evaluations, where an arm has others than in the matrix."""
     found = []
     for arm in arms:
@@ -123,9 +132,15 @@ def main(
     matrix: Annotated[Path, typer.Argument(help="A TOML matrix with a target.")],
     arms: Annotated[str, typer.Option(help="With commas between.")],
     seeds: Annotated[str, typer.Option(help="With commas between.")],
-    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/seconds"),
-    every: Annotated[str, typer.Option(help="Updates between evaluations: ARM=UPDATES, with commas between.")] = "",
-    limit: Annotated[float, typer.Option(help="Seconds for all of it; what has not ended then is no result.")] = 580.0,
+    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path(
+        "runs/seconds"
+    ),
+    every: Annotated[
+        str, typer.Option(help="Updates between evaluations: ARM=UPDATES, with commas between.")
+    ] = "",
+    limit: Annotated[
+        float, typer.Option(help="Seconds for all of it; what has not ended then is no result.")
+    ] = 580.0,
     out: Out = RESULTS,
 ) -> None:
     """Arms in turn, seed by seed."""
@@ -146,7 +161,9 @@ def main(
             path = out / "train" / f"{plan.name}_seconds" / f"{cell.name}.json"
             head = {"matrix": plan.name, "solo": True, "start": dict(start.hashes)}
             write_outcome(path, {**around, **head, **about[cell.name], **found})
-            spent = [cost_of(curve(found, what), plan.matrix.target) for what in ("tokens", "seconds")]
+            spent = [
+                cost_of(curve(found, what), plan.matrix.target) for what in ("tokens", "seconds")
+            ]
             tell(
                 f"{cell.name}: {spent[0]:.4g} tokens and {spent[1]:.4g} s to {plan.matrix.target:g}; {about[cell.name]}"
             )

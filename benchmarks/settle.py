@@ -33,7 +33,10 @@ def best(arms: Mapping[str, Sequence[Log]], name: str, budget: float) -> str:
     variants = [arm for arm in arms if arm == name or arm.startswith(f"{name}-")]
     if not variants:
         raise WhetError(f'There are no tuning cells of "{name}".')
-    return max(variants, key=lambda arm: fmean(mean_height(curve(cell, "tokens"), budget) for cell in arms[arm]))
+    return max(
+        variants,
+        key=lambda arm: fmean(mean_height(curve(cell, "tokens"), budget) for cell in arms[arm]),
+    )
 
 
 def target_of(cells: Sequence[Log]) -> float:
@@ -47,7 +50,9 @@ def put(text: str, mark: str, value: float) -> str:
     >>> put('a = 1\\n"learn.lr" = 3e-5 # rate of all\\n', "rate of all", 1e-5)
     'a = 1\\n"learn.lr" = 1e-05 # rate of all\\n'
     """
-    found, times = re.subn(rf"(?m)^(.* = )\S+( # {re.escape(mark)})$", rf"\g<1>{value:g}\g<2>", text)
+    found, times = re.subn(
+        rf"(?m)^(.* = )\S+( # {re.escape(mark)})$", rf"\g<1>{value:g}\g<2>", text
+    )
     if times != 1:
         raise WhetError(f'{times} lines of the matrix end with "# {mark}", and there must be one.')
     return found
@@ -66,7 +71,9 @@ def main(
     arms = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
     settings = {cell.arm: cell.settings for cell in plan.cells}
     missing = [
-        f"{c.arm}, seed {c.seed}" for c in plan.cells if c.seed not in {cell["seed"] for cell in arms.get(c.arm, [])}
+        f"{c.arm}, seed {c.seed}"
+        for c in plan.cells
+        if c.seed not in {cell["seed"] for cell in arms.get(c.arm, [])}
     ]
     if missing:
         raise WhetError(f"Tuning cells are missing: {'; '.join(missing)}.")

@@ -52,7 +52,8 @@ from whet.tools.bench import names
 from whet.tools.experiment import circumstances, last_words, start_run
 
 app = typer.Typer()
-GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
+# seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
+GRACE = 120.0
 
 
 @dataclass(kw_only=True)
@@ -106,10 +107,20 @@ def planned(places: Places) -> list[Planned]:
             path = places.run(cell)
             stored = defining_settings(load_config(path / CONFIG))
             if places.plan.matrix.pool is not None:  # whose file stands in for the recipe's entry
-                stored = {key: value for key, value in stored.items() if not key.startswith("data.0.")}
+                stored = {
+                    key: value for key, value in stored.items() if not key.startswith("data.0.")
+                }
         if wrong := differing(cell, stored):
-            raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
-    share = min(1.0, max((found["wall_s"] / found["cap_s"] for found in done.values() if found["cap_s"]), default=1.0))
+            raise WhetError(
+                f"{path} was run with other settings ({wrong}); move it away, or change the matrix back."
+            )
+    share = min(
+        1.0,
+        max(
+            (found["wall_s"] / found["cap_s"] for found in done.values() if found["cap_s"]),
+            default=1.0,
+        ),
+    )
 
     def line(cell: MatrixCell) -> Planned:
         if cell.name in done:
@@ -152,12 +163,19 @@ class CellWork:
         """
         for path in map(self.places.result, self.places.plan.cells):
             if path.is_file() and (before := read_outcome(path)["start"]) != self.start.hashes:
-                other = next(name for name in ("weights", "pool") if before.get(name) != self.start.hashes.get(name))
-                raise WhetError(f"{path} began from other {other} than {self.start.folder}; choose another --out.")
+                other = next(
+                    name
+                    for name in ("weights", "pool")
+                    if before.get(name) != self.start.hashes.get(name)
+                )
+                raise WhetError(
+                    f"{path} began from other {other} than {self.start.folder}; choose another --out."
+                )
         begun, left, failed = time.monotonic(), list[str](), list[str]()
 
         def work(name: str) -> None:
-            line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
+            # others ended since
+            line = next(line for line in planned(self.places) if line.cell.name == name)
             if time.monotonic() - begun + line.seconds > seconds:
                 left.append(name)
                 return
@@ -169,7 +187,12 @@ class CellWork:
 
         with ThreadPoolExecutor(self.beside) as workers:
             try:
-                list(workers.map(work, [line.cell.name for line in planned(self.places) if line.state != "done"]))
+                list(
+                    workers.map(
+                        work,
+                        [line.cell.name for line in planned(self.places) if line.state != "done"],
+                    )
+                )
             except BaseException:
                 self.stopped = True
                 workers.shutdown(wait=False, cancel_futures=True)
@@ -182,13 +205,21 @@ class CellWork:
 
     def train(self, line: Planned) -> None:
         cell, places = line.cell, self.places
-        folder, goes, left = places.run(cell), places.read_goes(cell), cell.seconds - places.spent(cell)
+        folder, goes, left = (
+            places.run(cell),
+            places.read_goes(cell),
+            cell.seconds - places.spent(cell),
+        )
         if left <= 0 or has_collapsed(folder):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
         files.write_text(places.goes(cell), json.dumps([*goes, [self.beside == 1, None]]))
-        threads = max(1, available_cores() // self.beside) if self.beside > 1 else None  # cells share the cores
-        began, process = time.monotonic(), start_run(folder, cell_settings(cell, self.start), threads)
+        # cells share the cores
+        threads = max(1, available_cores() // self.beside) if self.beside > 1 else None
+        began, process = (
+            time.monotonic(),
+            start_run(folder, cell_settings(cell, self.start), threads),
+        )
         self.running[cell.name] = process
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")
         asked = wait_for(process, left)
@@ -200,7 +231,9 @@ class CellWork:
         # A cell may be asked while it still loads, or when all is done and its process is about to go.
         over = process.returncode == 0 or (asked and process.returncode in (130, -signal.SIGINT))
         if not over and not has_collapsed(folder):
-            raise WhetError(f"The cell {cell.name} failed: {last_words(folder, process.returncode)}")
+            raise WhetError(
+                f"The cell {cell.name} failed: {last_words(folder, process.returncode)}"
+            )
         self.end(cell, asked=asked)
 
     def end(self, cell: MatrixCell, *, asked: bool) -> None:
@@ -211,12 +244,16 @@ class CellWork:
                 f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds."
             )
         budgets = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
-        spent = any(budget and (rows[-1].get(name) or 0.0) >= budget for name, budget in budgets.items())
+        spent = any(
+            budget and (rows[-1].get(name) or 0.0) >= budget for name, budget in budgets.items()
+        )
         ended_by = "recipe" if spent or rows[-1]["step"] >= settings.steps else "time"
         if rows[-1].get("collapsed"):
             ended_by = "collapse"
         if ended_by == "time" and not asked:
-            raise WhetError(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
+            raise WhetError(
+                f"The cell {cell.name} was stopped from outside; the same command goes on with it."
+            )
         goes = places.read_goes(cell)
         found = {
             **self.about,
@@ -232,13 +269,21 @@ class CellWork:
         write_outcome(places.result(cell), found)
         scores = [row[-2] for row in found["rows"] if row[-2] is not None]
         reached = f"accuracy {scores[0]:.3f} to {scores[-1]:.3f}" if scores else "never evaluated"
-        self.on_progress(f"{cell.name}: {found['rows'][-1][0]} updates, {reached}, {found['wall_s']:.0f} s.")
+        self.on_progress(
+            f"{cell.name}: {found['rows'][-1][0]} updates, {reached}, {found['wall_s']:.0f} s."
+        )
 
 
 def cell_settings(cell: MatrixCell, start: Start) -> config.Config:
     """The cell's recipe on the common weights and problems, without a warm start of its own."""
-    tree = {**cell.tree, "warm_start": [], "model": {**cell.tree.get("model", {}), "name": str(start.folder)}}
-    return parse_config(tree) if start.pool is None else on_problems(tree, cell.settings, start.pool)
+    tree = {
+        **cell.tree,
+        "warm_start": [],
+        "model": {**cell.tree.get("model", {}), "name": str(start.folder)},
+    }
+    return (
+        parse_config(tree) if start.pool is None else on_problems(tree, cell.settings, start.pool)
+    )
 
 
 # ---- what a finished cell leaves
@@ -276,31 +321,47 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
     tries = {entry.name: entry.n for entry in cell.settings.eval}
     sizes = {name: len(prompts) * tries.get(name, 1) for name, prompts in problems.evals.items()}
     if evaluation not in sizes:
-        raise WhetError(f'The run {folder} has no evaluation "{evaluation}" (it has: {", ".join(sizes) or "none"}).')
+        raise WhetError(
+            f'The run {folder} has no evaluation "{evaluation}" (it has: {", ".join(sizes) or "none"}).'
+        )
     metrics = read_metrics(folder)
     scores = {
-        name: [[row["step"], _short(x)] for row in metrics if (x := number(row, f"eval/{name}/accuracy")) is not None]
+        name: [
+            [row["step"], _short(x)]
+            for row in metrics
+            if (x := number(row, f"eval/{name}/accuracy")) is not None
+        ]
         for name in sizes
     }
-    made = [(row["step"], row["prompt_id"]) for row in read_rollouts(folder) if row["phase"] != "eval"]
+    made = [
+        (row["step"], row["prompt_id"]) for row in read_rollouts(folder) if row["phase"] != "eval"
+    ]
     # A run keeps the first `save.rollouts` of a step; where a step made more, the prompts are not all counted.
     most = max(Counter(step for step, _ in made).values(), default=0)
     return {
         "arm": cell.arm,
         "seed": cell.seed,
         "note": cell.note,
-        "evaluation": {"name": evaluation, "prompts": len(problems.evals[evaluation]), "n": tries.get(evaluation, 1)},
+        "evaluation": {
+            "name": evaluation,
+            "prompts": len(problems.evals[evaluation]),
+            "n": tries.get(evaluation, 1),
+        },
         "pool": len(problems.train),
         "distinct_prompts": len({prompt for _, prompt in made}),
         "distinct_is_least": most >= cell.settings.save.rollouts,
-        "also": {name: scores[name] for name in sizes if name != evaluation},  # by set: [step, accuracy], ...
+        "also": {
+            name: scores[name] for name in sizes if name != evaluation
+        },  # by set: [step, accuracy], ...
         "settings": defining_settings(cell.settings),
         "columns": list(COLUMNS),
         "rows": rows_of(metrics, evaluation, sizes),
     }
 
 
-def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mapping[str, int]) -> list[list[Any]]:
+def rows_of(
+    metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mapping[str, int]
+) -> list[list[Any]]:
     """One row per update. `sizes`: rollouts of each evaluation set; its tokens are their number times the mean length.
 
     >>> metrics = [{"step": 0, "eval/a/accuracy": 0.1, "eval/a/length": 20.0, "time/eval": 2.0}, {"step": 1}]
@@ -310,10 +371,14 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
     rows: list[list[Any]] = []
     tokens, seconds = 0.0, 0.0
     for row in metrics:
-        tokens += sum((number(row, f"eval/{name}/length") or 0.0) * size for name, size in sizes.items())
+        tokens += sum(
+            (number(row, f"eval/{name}/length") or 0.0) * size for name, size in sizes.items()
+        )
         seconds += number(row, "time/eval") or 0.0
         found = [_short(number(row, key)) for key in METRICS.values()]
-        scores = [_short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")]
+        scores = [
+            _short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")
+        ]
         rows.append([*found, round(tokens), round(seconds, 2), *scores])
     return rows
 
@@ -349,15 +414,27 @@ def _short(value: float | None) -> float | int | None:
 @app.command()
 def main(
     matrix: Annotated[Path, typer.Argument(help="A TOML matrix: recipe, seeds, start, arms.")],
-    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/matrix"),
+    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path(
+        "runs/matrix"
+    ),
     out: Out = RESULTS,
-    arms: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
-    seeds: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
-    seconds: Annotated[float, typer.Option(help="No cell is begun that would end later.")] = float("inf"),
-    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; seconds are compared for 1 only.")] = 1,
+    arms: Annotated[
+        str, typer.Option(help="Only these, with commas between; all if not given.")
+    ] = "",
+    seeds: Annotated[
+        str, typer.Option(help="Only these, with commas between; all if not given.")
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="No cell is begun that would end later.")] = float(
+        "inf"
+    ),
+    beside: Annotated[
+        int, typer.Option(min=1, help="Cells at a time; seconds are compared for 1 only.")
+    ] = 1,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would be run, and leave.")
+    ] = False,
 ) -> None:
     """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
     chosen = [*folder_set(data_folder), *(sets or [])]
@@ -373,7 +450,9 @@ def main(
     if plan or all(line.state == "done" for line in lines):
         return
     start = make_start(whole, runs, tell)
-    work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())
+    work = CellWork(
+        places=places, start=start, beside=beside, on_progress=tell, about=circumstances()
+    )
     if waiting := work.run(seconds):
         tell(f"{waiting} cells are left for another time; the same command goes on.")
 

@@ -98,7 +98,9 @@ def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: in
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model)
     chat = tokenizer.chat_template is not None
-    prompts = [[{"role": "user", "content": row["problem"]}] if chat else row["problem"] for row in rows]
+    prompts = [
+        [{"role": "user", "content": row["problem"]}] if chat else row["problem"] for row in rows
+    ]
     table = Dataset.from_dict({"prompt": prompts, "answer": [row["answer"] for row in rows]})
     on_gpu = torch.cuda.is_available()
     config = GRPOConfig(
@@ -121,7 +123,12 @@ def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: in
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.3,
     )
-    given = {"model": str(model), "args": config, "train_dataset": table, "processing_class": tokenizer}
+    given = {
+        "model": str(model),
+        "args": config,
+        "train_dataset": table,
+        "processing_class": tokenizer,
+    }
     if engine != "whet":
         return Stock(**given, reward_funcs=right)
     from whet.adapters.trl import GRPOTrainer
@@ -134,10 +141,15 @@ def measure_own(model: Path, data: Path, folder: Path, **sizes: int) -> dict[str
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     settings = own_settings(sizes["warm"] + sizes["counted"], **sizes)
     prompts = [(row["problem"], row["answer"]) for row in rows]
-    found = train(str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True)
+    found = train(
+        str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True
+    )
     counted = [row for row in found.metrics if row["step"] > sizes["warm"]]
     apart = ("time/save", "time/eval")
-    steps = [(row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"]) for row in counted]
+    steps = [
+        (row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"])
+        for row in counted
+    ]
     columns = ("reward/mean", "length/mean", "curriculum/signal_share")
     return summary(steps, *([row[name] for row in counted] for name in columns))
 
@@ -167,7 +179,8 @@ def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
     from transformers import TrainerCallback
 
     generation = Stopwatch(trainer, "_rollouts" if engine == "whet" else "_generate_single_turn")
-    marks: list[tuple[float, float]] = []  # seconds of the clock and of generation, at begin and end of each update
+    # seconds of the clock and of generation, at begin and end of each update
+    marks: list[tuple[float, float]] = []
 
     class Marks(TrainerCallback):
         def on_step_begin(self, *args: Any, **named: Any) -> None:
@@ -177,14 +190,25 @@ def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
 
     trainer.add_callback(Marks())
     trainer.train()
-    steps = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in zip(marks[::2], marks[1::2], strict=True)][warm:]
+    steps = [
+        (end[0] - begin[0], end[1] - begin[1])
+        for begin, end in zip(marks[::2], marks[1::2], strict=True)
+    ][warm:]
     rows = [row for row in trainer.state.log_history if "reward" in row][warm:]
     signal = [1 - row["frac_reward_zero_std"] for row in rows]
-    return summary(steps, [row["reward"] for row in rows], [row["completions/mean_length"] for row in rows], signal)
+    return summary(
+        steps,
+        [row["reward"] for row in rows],
+        [row["completions/mean_length"] for row in rows],
+        signal,
+    )
 
 
 def summary(
-    steps: Sequence[tuple[float, float]], rewards: list[float], lengths: list[float], signal: list[float]
+    steps: Sequence[tuple[float, float]],
+    rewards: list[float],
+    lengths: list[float],
+    signal: list[float],
 ) -> dict[str, Any]:
     """steps: seconds of an update, and those in which it generated."""
     return {
@@ -202,11 +226,18 @@ def summary(
 def write_problems(plan: MatrixPlan, count: int, path: Path) -> None:
     """The first problems that the recipe trains on, as JSON lines."""
     settings = plan.cells[0].settings
-    table = build_task(settings.data[0], folder=settings.data_folder).prompts("train", settings.seed)
+    table = build_task(settings.data[0], folder=settings.data_folder).prompts(
+        "train", settings.seed
+    )
     if len(table.problems) < count:
-        raise WhetError(f"The recipe has {len(table.problems):,} problems, and {count:,} are needed.")
+        raise WhetError(
+            f"The recipe has {len(table.problems):,} problems, and {count:,} are needed."
+        )
     rows = zip(table.problems[:count], table.answers[:count], strict=True)
-    files.write_text(path, "".join(json.dumps({"problem": text, "answer": answer}) + "\n" for text, answer in rows))
+    files.write_text(
+        path,
+        "".join(json.dumps({"problem": text, "answer": answer}) + "\n" for text, answer in rows),
+    )
 
 
 Number = Annotated[int, typer.Option(min=1)]
@@ -214,14 +245,20 @@ Number = Annotated[int, typer.Option(min=1)]
 
 @app.command()
 def main(
-    matrix: Annotated[Path, typer.Argument(help="A TOML matrix, for its start weights and problems.")],
-    engine: Annotated[list[str] | None, typer.Option(help="One of them alone; each --engine adds one.")] = None,
+    matrix: Annotated[
+        Path, typer.Argument(help="A TOML matrix, for its start weights and problems.")
+    ],
+    engine: Annotated[
+        list[str] | None, typer.Option(help="One of them alone; each --engine adds one.")
+    ] = None,
     prompts: Number = 64,
     completions: Number = 8,
     warm: Annotated[int, typer.Option(min=0, help="Updates that warm up.")] = WARM,
     counted: Number = COUNTED,
     runs: Annotated[Path, typer.Option(help="Folder for the start weights.")] = Path("runs/trl"),
-    one: Annotated[Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")] = None,
+    one: Annotated[
+        Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")
+    ] = None,
     out: Out = RESULTS,
 ) -> None:
     """Measure each engine in a process of its own."""
@@ -237,11 +274,21 @@ def main(
             if engines[0] == "own":
                 found = measure_own(start.folder, data, Path(folder), **whole)
             else:
-                found = measure(make_trainer(engines[0], start.folder, data, Path(folder), **whole), engines[0], warm)
+                found = measure(
+                    make_trainer(engines[0], start.folder, data, Path(folder), **whole),
+                    engines[0],
+                    warm,
+                )
             files.write_text(one, json.dumps(found))
         return
     write_problems(plan, prompts * (warm + counted), data)
-    about = {**circumstances(), "trl": version("trl"), "matrix": plan.name, "start": dict(start.hashes), "sizes": whole}
+    about = {
+        **circumstances(),
+        "trl": version("trl"),
+        "matrix": plan.name,
+        "start": dict(start.hashes),
+        "sizes": whole,
+    }
     found = {}
     for name in engines:
         with tempfile.TemporaryDirectory() as folder:
@@ -258,8 +305,12 @@ def main(
                 continue
             found[name] = json.loads(path.read_text())
         medians = [statistics.median(found[name][part]) for part in ("step_s", "generation_s")]
-        tell(f"{name}: {medians[0]:.3f} s per update, of which generation takes {medians[1]:.3f} s.")
-        files.write_text(out / "trl_step.json", json.dumps({**about, "engines": found}, indent=1) + "\n")
+        tell(
+            f"{name}: {medians[0]:.3f} s per update, of which generation takes {medians[1]:.3f} s."
+        )
+        files.write_text(
+            out / "trl_step.json", json.dumps({**about, "engines": found}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -89,7 +89,10 @@ class Runner:
                 self.over = self.said.get(timeout=0.05) == END
                 return
             if self.process.poll() is not None and self.said.empty():
-                self.over, self.why = True, self.last_words() or f"exit code {self.process.returncode}"
+                self.over, self.why = (
+                    True,
+                    self.last_words() or f"exit code {self.process.returncode}",
+                )
             elif time.monotonic() > until:
                 self.over, self.why = (
                     True,

@@ -59,7 +59,8 @@ def interval(before: list[float], after: list[float]) -> tuple[float, float]:
     """Of the ratio of the medians, by drawing steps anew."""
     draw = random.Random(0)
     found = sorted(
-        statistics.median(draw.choices(after, k=len(after))) / statistics.median(draw.choices(before, k=len(before)))
+        statistics.median(draw.choices(after, k=len(after)))
+        / statistics.median(draw.choices(before, k=len(before)))
         for _ in range(DRAWS)
     )
     return found[DRAWS // 40], found[-DRAWS // 40]
@@ -74,7 +75,9 @@ def main(
     completions: Number = 8,
     tokens: Number = 256,
     steps: Annotated[int, typer.Option(min=WARM + 3)] = 14,
-    one: Annotated[bool, typer.Option(hidden=True, help="Train in this process, in turns.")] = False,
+    one: Annotated[
+        bool, typer.Option(hidden=True, help="Train in this process, in turns.")
+    ] = False,
     out: Out = RESULTS,
 ) -> None:
     """Let both trees train in turns."""
@@ -87,14 +90,22 @@ def main(
         return
     if before is None or not (before / "whet").is_dir():
         raise WhetError(f"--before {before} has no folder whet.")
-    given = [f"--{key}={value}" for key, value in {"model": model.resolve(), "data": data.resolve(), **sizes}.items()]
+    given = [
+        f"--{key}={value}"
+        for key, value in {"model": model.resolve(), "data": data.resolve(), **sizes}.items()
+    ]
     seconds: dict[str, list[float]] = {"before": [], "after": []}
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.ExitStack() as stack:
         running = {}
         for name, tree in (("before", before.resolve()), ("after", OWN)):
             paths = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
             command = [sys.executable, str(Path(__file__).resolve()), "--one", *given]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": elsewhere}
+            pipes = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "text": True,
+                "cwd": elsewhere,
+            }
             process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, **pipes)
             running[name] = stack.enter_context(process)
             stack.callback(process.kill)
@@ -109,7 +120,13 @@ def main(
     counted = {name: found[WARM:] for name, found in seconds.items()}
     ratio = statistics.median(counted["after"]) / statistics.median(counted["before"])
     low, high = interval(counted["before"], counted["after"])
-    result = {**circumstances(), "model": model.name, "sizes": sizes, "seconds": seconds, "tokens": made}
+    result = {
+        **circumstances(),
+        "model": model.name,
+        "sizes": sizes,
+        "seconds": seconds,
+        "tokens": made,
+    }
     result |= {"ratio": ratio, "interval": [low, high]}
     files.write_text(out / "two_trees.json", json.dumps(result, indent=1) + "\n")
     tell(f"A step takes {ratio:.3f} times as long as before ({low:.3f} to {high:.3f}).")

@@ -11,17 +11,31 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}  # tag -> what it fetches
+LOADS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "link": "href",
+}  # tag -> what it fetches
 HARMLESS = {"canonical", "next", "prev", "alternate"}  # of <link>: says where, fetches nothing
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Markdown that GitHub shows well becomes Markdown that the site shows well."""
-    markdown = re.sub(r"^```math\n(.*?)^```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S)
+    markdown = re.sub(
+        r"^```math\n(.*?)^```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S
+    )
     markdown = re.sub(r"^(```[a-z]+) [a-z ]+$", r"\1", markdown, flags=re.M)
-    markdown = re.sub(r"\[([\w-]+)\.md\]\(", r"[\1](", markdown)  # on the site, a page has no file name
+    markdown = re.sub(
+        r"\[([\w-]+)\.md\]\(", r"[\1](", markdown
+    )  # on the site, a page has no file name
     folder = (ROOT / "docs" / page.file.src_uri).parent
-    markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\.[^)#\s]*)(#[^)]*)?\)", lambda found: inside(found, folder), markdown)
+    markdown = re.sub(
+        r"(?<!!)\[([^\]]+)\]\((\.\.[^)#\s]*)(#[^)]*)?\)",
+        lambda found: inside(found, folder),
+        markdown,
+    )
     if "<!-- settings -->" in markdown:
         markdown = markdown.replace("<!-- settings -->", settings_tables())
     if "<!-- commands -->" in markdown:
@@ -89,7 +103,9 @@ class Loaded(HTMLParser):
         address = values.get(LOADS.get(tag, "")) or ""
         if re.match(r"(https?:)?//", address) and values.get("rel") not in HARMLESS:
             self.found.append(address)
-        self.found += re.findall(r"url\(\s*['\"]?((?:https?:)?//[^)'\"]*)", values.get("style") or "")
+        self.found += re.findall(
+            r"url\(\s*['\"]?((?:https?:)?//[^)'\"]*)", values.get("style") or ""
+        )
 
 
 def foreign(site: Path) -> list[str]:

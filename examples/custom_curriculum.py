@@ -18,7 +18,9 @@ class Band(Gate):
 
 def main() -> None:
     check_contract(
-        lambda ids, seed: Band(UniformSource(ids, seed), sampling=Sampling(max_tokens=32), rollouts=4, max_age=1),
+        lambda ids, seed: Band(
+            UniformSource(ids, seed), sampling=Sampling(max_tokens=32), rollouts=4, max_age=1
+        ),
         rollouts=4,
         max_age=1,
     )
@@ -27,7 +29,12 @@ def main() -> None:
     import whet
 
     # The same name works in a recipe (curriculum.name) and for `whet train --curriculum` in this folder.
-    settings = {"steps": 3, "curriculum.groups": 4, "curriculum.starvation": "partial", "warm_start.steps": 150}
+    settings = {
+        "steps": 3,
+        "curriculum.groups": 4,
+        "curriculum.starvation": "partial",
+        "warm_start.steps": 150,
+    }
     result = whet.train("tiny", curriculum="custom_curriculum:Band", settings=settings, quiet=True)
     dropped = result.metrics[-1]["curriculum/rejected_hard"]
     print(f"Three steps in {result.folder}; {dropped:.0f} groups were too hard and dropped.")

@@ -8,7 +8,11 @@ import sys
 import whet
 from whet.types import Prompt
 
-PROBLEMS = [(f"What is {a} + {b}? End with the number.", str(a + b)) for a in range(2, 30) for b in range(2, 30)]
+PROBLEMS = [
+    (f"What is {a} + {b}? End with the number.", str(a + b))
+    for a in range(2, 30)
+    for b in range(2, 30)
+]
 
 
 def last_word_is_right(prompt: Prompt, response: str) -> float:

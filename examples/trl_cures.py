@@ -21,7 +21,10 @@ SIZES: Counter[int] = Counter()
 
 def first_letter(completions: list[str], answer: list[str], **columns: object) -> list[float]:
     """1 where the completion begins with one of the right letters."""
-    return [float(text[:1] != "" and text[0] in right) for text, right in zip(completions, answer, strict=True)]
+    return [
+        float(text[:1] != "" and text[0] in right)
+        for text, right in zip(completions, answer, strict=True)
+    ]
 
 
 class Counted(RLOOTrainer):
@@ -34,7 +37,9 @@ class Counted(RLOOTrainer):
 
 
 def main() -> None:
-    rows = [{"prompt": f"{i:02d}=", "answer": LETTERS[: (0, 2, 8, 14, 16)[i % 5]]} for i in range(40)]
+    rows = [
+        {"prompt": f"{i:02d}=", "answer": LETTERS[: (0, 2, 8, 14, 16)[i % 5]]} for i in range(40)
+    ]
     tokenizer = tiny_tokenizer(LETTERS)
     config = RLOOConfig(
         output_dir=tempfile.mkdtemp(),

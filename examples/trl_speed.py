@@ -21,11 +21,16 @@ SHARES = [0, 0, 0, 16, 16, 8]  # letters that are right: none, all, or half of t
 
 def first_letter(completions: list[str], answer: list[str], **columns: object) -> list[float]:
     """1 where the completion begins with one of the right letters."""
-    return [float(text[:1] != "" and text[0] in right) for text, right in zip(completions, answer, strict=True)]
+    return [
+        float(text[:1] != "" and text[0] in right)
+        for text, right in zip(completions, answer, strict=True)
+    ]
 
 
 def main() -> None:
-    rows = [{"prompt": f"{i:03d}=", "answer": LETTERS[: SHARES[i % len(SHARES)]]} for i in range(240)]
+    rows = [
+        {"prompt": f"{i:03d}=", "answer": LETTERS[: SHARES[i % len(SHARES)]]} for i in range(240)
+    ]
     tokenizer = tiny_tokenizer(LETTERS)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),

@@ -73,7 +73,13 @@ FAMILIES = {
     ),
     "llama3": Family(
         LLAMA3,
-        ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+        ),
         "<|end_of_text|>",
         "<|eot_id|>",
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n1+1?<|eot_id|>"
@@ -88,7 +94,9 @@ FAMILIES = {
         "<bos><start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\n",
         bos="<bos>",
     ),
-    "mistral": Family(MISTRAL, ("<s>", "</s>"), "</s>", "</s>", "<s> [INST] 1+1? [/INST]", bos="<s>"),
+    "mistral": Family(
+        MISTRAL, ("<s>", "</s>"), "</s>", "</s>", "<s> [INST] 1+1? [/INST]", bos="<s>"
+    ),
     "phi3": Family(
         PHI3,
         ("<|endoftext|>", "<|assistant|>", "<|user|>", "<|end|>"),
@@ -129,6 +137,8 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{family.bos} $A", special_tokens=[(family.bos, number)]
         )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=family.eos, bos_token=family.bos or None)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=family.eos, bos_token=family.bos or None
+    )
     fast.chat_template = family.template
     return fast

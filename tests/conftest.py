@@ -22,7 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("wide"):
             function = item.nodeid.partition("[")[0]
             row, column = divmod(seen[function], 4)
-            if column != row % 4:  # a diagonal, so that every value of the last parameter has its turn
+            # a diagonal, so that every value of the last parameter has its turn
+            if column != row % 4:
                 item.add_marker(pytest.mark.slow)
             seen[function] += 1
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

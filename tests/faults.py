@@ -23,7 +23,17 @@ class Killed(BaseException):
 class Faults:
     """Set as `files.os` and `files.shutil`. `at` counts from 0; None never fails."""
 
-    CHANGES = ("makedirs", "write", "fsync", "replace", "rename", "truncate", "unlink", "chmod", "rmtree")
+    CHANGES = (
+        "makedirs",
+        "write",
+        "fsync",
+        "replace",
+        "rename",
+        "truncate",
+        "unlink",
+        "chmod",
+        "rmtree",
+    )
 
     def __init__(self, kind: str, at: int | None) -> None:
         self.kind, self.at, self.count = kind, at, 0
@@ -38,7 +48,9 @@ class Faults:
             return self._open
         if name not in self.CHANGES:
             return getattr(os, name)
-        real = {"rmtree": shutil.rmtree, "fsync": lambda handle: None}.get(name) or getattr(os, name)
+        real = {"rmtree": shutil.rmtree, "fsync": lambda handle: None}.get(name) or getattr(
+            os, name
+        )
         return lambda *args, **kwargs: self._change(name, real, args, kwargs)
 
     def _open(self, path: Path, *args: Any) -> int:
@@ -46,7 +58,9 @@ class Faults:
         self.paths[handle] = Path(path)
         return handle
 
-    def _change(self, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _change(
+        self, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self.kind == "half" and not self._has_halves(name, args):
             return real(*args, **kwargs)
         self.count += 1

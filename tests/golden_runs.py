@@ -17,7 +17,14 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-METRICS = ("step", "reward/mean", "tokens_generated", "tokens_trained", "learn/loss", "learn/grad_norm")
+METRICS = (
+    "step",
+    "reward/mean",
+    "tokens_generated",
+    "tokens_trained",
+    "learn/loss",
+    "learn/grad_norm",
+)
 RUNS = {
     "uniform": ["curriculum.name=uniform"],
     "dapo": ["curriculum.name=dapo"],
@@ -50,8 +57,21 @@ def train(tree: Path, name: str, folder: Path) -> Path:
     sys.path.insert(0, str(TESTS))
     from small_run import SMALL
 
-    command = [sys.executable, "-m", "whet", "train", str(folder / "recipe.toml"), "--out", str(folder / name)]
-    sets = [*SMALL, "data.0.reward=small_run:even_digits", 'curriculum.starvation="relax"', *RUNS[name]]
+    command = [
+        sys.executable,
+        "-m",
+        "whet",
+        "train",
+        str(folder / "recipe.toml"),
+        "--out",
+        str(folder / name),
+    ]
+    sets = [
+        *SMALL,
+        "data.0.reward=small_run:even_digits",
+        'curriculum.starvation="relax"',
+        *RUNS[name],
+    ]
     for item in sets:
         command += ["--set", item]
     (folder / "recipe.toml").write_text("")
@@ -77,7 +97,9 @@ def digest(run: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tree", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--against", type=Path)

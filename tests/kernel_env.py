@@ -23,7 +23,11 @@ def mend_interpreter() -> None:
     """
     from triton.runtime import interpreter
 
-    patch_tensor, patch_lang, run = interpreter._patch_lang_tensor, interpreter._patch_lang, interpreter.GridExecutor
+    patch_tensor, patch_lang, run = (
+        interpreter._patch_lang_tensor,
+        interpreter._patch_lang,
+        interpreter.GridExecutor,
+    )
     patched: set[int] = set()
 
     def _patch_lang_tensor(tensor: type, scope: Any) -> None:

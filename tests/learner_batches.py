@@ -19,7 +19,9 @@ VOCAB = 19
 
 def exact_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
     """Two layers, grouped heads, lively weights. transformers' norm rounds to fp32 on the way: here it does not."""
-    model = tiny_model(VOCAB, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64, seed=seed)
+    model = tiny_model(
+        VOCAB, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64, seed=seed
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -28,7 +30,9 @@ def exact_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, LlamaRMSNorm):
-                    norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                    norm = nn.RMSNorm(
+                        child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64
+                    )
                     norm.weight = child.weight
                     setattr(parent, name, norm)
     return model.to(dtype)

@@ -12,7 +12,9 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def reference_bits(seed: int, evaluation: bool, group: int, index: int, position: int, token: int) -> int:
+def reference_bits(
+    seed: int, evaluation: bool, group: int, index: int, position: int, token: int
+) -> int:
     """The documented hash in plain Python integers."""
     state = 0
     for word in (seed, int(evaluation), group, index):

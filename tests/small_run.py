@@ -64,8 +64,14 @@ class Silent:
 class Restless(Controller):
     """Any arm at any time: what a clock would choose must not decide what is tested."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
-        arms = [arm for arm in self.arms if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)]
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
+        arms = [
+            arm
+            for arm in self.arms
+            if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)
+        ]
         return arms[int(self.generator.integers(len(arms)))]
 
 
@@ -122,13 +128,16 @@ def assert_same_run(one: Path, other: Path) -> None:
     from whet.run import read_metrics
 
     assert timeless(read_metrics(one)) == timeless(read_metrics(other))
-    drawn, again = ([{**row, "running": 0} for row in read_pictures(run)] for run in (one, other))  # a clock's
+    # a clock's
+    drawn, again = ([{**row, "running": 0} for row in read_pictures(run)] for run in (one, other))
     assert drawn == again and len(drawn) == len(read_metrics(one)) - 1
     mine, theirs = newest_weights(one), newest_weights(other)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         assert torch.equal(tensor, theirs[name]), name
-    wrote, same = ({p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other))
+    wrote, same = (
+        {p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other)
+    )
     assert wrote == same
 
 
@@ -153,7 +162,8 @@ def model_folder(path: Path, *, chat: bool = False) -> str:
 def problem_file(path: Path, count: int, **extra: Any) -> str:
     """Sums as JSONL: {"prompt": "What is 3+4?", "answer": "7", "level": 1}."""
     rows = [
-        {"prompt": f"What is {a}+{a % 7}?", "answer": str(a + a % 7), "level": 1 + a % 2, **extra} for a in range(count)
+        {"prompt": f"What is {a}+{a % 7}?", "answer": str(a + a % 7), "level": 1 + a % 2, **extra}
+        for a in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

@@ -34,7 +34,9 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return 0
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
     """The one sentence a refused command prints."""
     assert call(monkeypatch, *words) == 2
     sentence = capsys.readouterr().err.strip()
@@ -48,12 +50,16 @@ def problems(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-def test_bad_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = f"--out={tmp_path / 'run'}"
     sentence = refused(monkeypatch, capsys, "train", "--data", str(tmp_path / "none.jsonl"), out)
     assert "none.jsonl" in sentence
     (tmp_path / "empty.jsonl").write_text("")
-    assert "empty" in refused(monkeypatch, capsys, "train", "--data", str(tmp_path / "empty.jsonl"), out)
+    assert "empty" in refused(
+        monkeypatch, capsys, "train", "--data", str(tmp_path / "empty.jsonl"), out
+    )
     twice = problems(tmp_path / "twice.jsonl", [{"id": "x", "prompt": "1+1=", "answer": "2"}] * 2)
     assert '"x"' in refused(monkeypatch, capsys, "train", "--data", twice, out).replace("'", '"')
     assert not (tmp_path / "run").exists(), "nothing is made for a run that cannot start"
@@ -67,8 +73,12 @@ def test_unknown_keys_values_and_names(
     assert "learn.lr = -1" in refused(monkeypatch, capsys, "train", "--set", "learn.lr=-1", out)
     assert "dapo" in refused(monkeypatch, capsys, "train", "--curriculum", "dappo", out)
     assert "chain" in refused(monkeypatch, capsys, "train", "--set", "data.0.task=chian", out)
-    assert "no model folder" in refused(monkeypatch, capsys, "train", "--model", str(tmp_path / "no"), out)
-    assert "no_such_module" in refused(monkeypatch, capsys, "train", "--reward", "no_such_module:f", out)
+    assert "no model folder" in refused(
+        monkeypatch, capsys, "train", "--model", str(tmp_path / "no"), out
+    )
+    assert "no_such_module" in refused(
+        monkeypatch, capsys, "train", "--reward", "no_such_module:f", out
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -76,9 +86,14 @@ def test_a_prompt_longer_than_the_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refused(
-        monkeypatch, capsys, "train", *QUICK, "--set=rollout.context=13", f"--out={tmp_path / 'run'}",
+        monkeypatch,
+        capsys,
+        "train",
+        *QUICK,
+        "--set=rollout.context=13",
+        f"--out={tmp_path / 'run'}",
         '--set=data.0.options={train_count=20, mix={"9-12"=1.0}}',
-    )  # fmt: skip
+    )
     assert "rollout.context" in sentence
 
 
@@ -86,9 +101,13 @@ def test_folders_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert "file" in refused(monkeypatch, capsys, "train", *QUICK, f"--out={tmp_path / 'file' / 'run'}")
+    assert "file" in refused(
+        monkeypatch, capsys, "train", *QUICK, f"--out={tmp_path / 'file' / 'run'}"
+    )
     (tmp_path / "empty").mkdir()
-    assert "no run to resume" in refused(monkeypatch, capsys, "train", "--resume", f"--out={tmp_path / 'empty'}")
+    assert "no run to resume" in refused(
+        monkeypatch, capsys, "train", "--resume", f"--out={tmp_path / 'empty'}"
+    )
     assert "--resume" in refused(monkeypatch, capsys, "train", "--resume")
     assert "Give a recipe" in refused(monkeypatch, capsys, "train", f"--out={tmp_path / 'run'}")
     assert "is not a run folder" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
@@ -118,7 +137,9 @@ def test_a_run_can_be_trained_viewed_compared_and_evaluated(
     run = tmp_path / "run"
     assert call(monkeypatch, "train", *QUICK, f"--out={run}") == 0
     told = capsys.readouterr().out
-    assert f"whet view {run} " in told and f"whet report {run} --serve " in told, "the next commands"
+    assert f"whet view {run} " in told and f"whet report {run} --serve " in told, (
+        "the next commands"
+    )
     assert "already" in refused(monkeypatch, capsys, "train", *QUICK, f"--out={run}")
     assert call(monkeypatch, "view", str(run), "--limit=3") == 0
     assert call(monkeypatch, "compare", str(run), f"--page={tmp_path / 'page.html'}") == 0
@@ -151,7 +172,9 @@ def test_a_dry_run_shows_every_setting_if_asked(
     (tmp_path / "kept.toml").write_text(printed := capsys.readouterr().out)
     assert "# 60 training prompts" in printed
     assert load_config(Path("kept.toml")).rollout.slots == 12
-    assert "--settings goes with --dry-run" in refused(monkeypatch, capsys, "train", "--settings", *QUICK)
+    assert "--settings goes with --dry-run" in refused(
+        monkeypatch, capsys, "train", "--settings", *QUICK
+    )
 
 
 def test_a_plan_that_does_not_fit_ends_with_an_error(
@@ -169,13 +192,18 @@ def test_a_dry_run_counts_in_one_way(
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "train", "chain", "--dry-run", "--set", "steps=1") == 0
     printed = capsys.readouterr().out
-    assert "20,000 training prompts; 200 in held_out\n1 step of 16 groups x 16 rollouts (dapo), " in printed
+    assert (
+        "20,000 training prompts; 200 in held_out\n1 step of 16 groups x 16 rollouts (dapo), "
+        in printed
+    )
     assert "packs of 4,096: " in printed and "\ntime: 1 step on " in printed
     assert "time: warm start: 1,500 updates of 32 worked solutions of 2" in printed
     assert not re.findall(r"\d{4,}", printed.replace("0.0002", ""))
 
 
-@pytest.mark.parametrize("group", [[], ["data"], ["curriculum"], ["bench"]], ids=lambda group: "".join(group) or "whet")
+@pytest.mark.parametrize(
+    "group", [[], ["data"], ["curriculum"], ["bench"]], ids=lambda group: "".join(group) or "whet"
+)
 def test_no_help_text_is_cut(
     group: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +218,11 @@ def test_no_help_text_is_cut(
 def test_help_names_the_values_of_an_option(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, names in (("train", CURRICULA), ("view", get_args(Phase)), ("view", get_args(Verdict))):
+    for command, names in (
+        ("train", CURRICULA),
+        ("view", get_args(Phase)),
+        ("view", get_args(Verdict)),
+    ):
         assert call(monkeypatch, command, "--help") == 0
         words = set(re.findall(r"\w+", capsys.readouterr().out))
         assert set(names) <= words
@@ -199,16 +231,26 @@ def test_help_names_the_values_of_an_option(
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("return float('nan')", "failed with ValueError: a score or a reward is a finite number, not nan"),
+        (
+            "return float('nan')",
+            "failed with ValueError: a score or a reward is a finite number, not nan",
+        ),
         ("return '1.0'", "failed with TypeError: a judge returns a number, this one a str"),
         ("raise KeyError('nums')", "failed with KeyError: 'nums'"),
-        ("return later(response)", "failed with TypeError: a judge returns a number, this one a coroutine"),
+        (
+            "return later(response)",
+            "failed with TypeError: a judge returns a number, this one a coroutine",
+        ),
         ("os._exit(3)", "ended its process"),
         ("while True: pass", "took longer than 0.5 s"),
     ],
 )
 def test_a_reward_that_never_gives_a_verdict_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str, why: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    body: str,
+    why: str,
 ) -> None:
     """By a dry run, too."""
     judge = f"import os\nasync def later(response): return 1.0\ndef judge(prompt, response):\n    {body}\n"
@@ -228,27 +270,43 @@ def test_a_reward_that_never_gives_a_verdict_is_refused_before_the_run(
 def test_a_reward_that_fails_on_an_empty_response_is_told_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "picky_judge.py").write_text("def judge(prompt, response):\n    return float(response[0] == '3')\n")
+    (tmp_path / "picky_judge.py").write_text(
+        "def judge(prompt, response):\n    return float(response[0] == '3')\n"
+    )
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "train", "--dry-run", *QUICK, "--reward=picky_judge:judge") == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Called with an empty response, the reward picky_judge:judge failed with IndexError: " in printed
+    assert (
+        "Called with an empty response, the reward picky_judge:judge failed with IndexError: "
+        in printed
+    )
 
 
 def test_an_import_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hangs = "import time\ntry:\n    time.sleep(3600)\nexcept Exception:\n    pass\n"
-    (tmp_path / "slow_import.py").write_text(f"{hangs}def judge(prompt, response):\n    return 1.0\n")
+    (tmp_path / "slow_import.py").write_text(
+        f"{hangs}def judge(prompt, response):\n    return 1.0\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(errors, "IMPORT_S", 0.3)
     before = signal.getsignal(signal.SIGALRM)
-    said = " ".join(refused(monkeypatch, capsys, "train", *QUICK, "--reward=slow_import:judge", "--dry-run").split())
+    said = " ".join(
+        refused(
+            monkeypatch, capsys, "train", *QUICK, "--reward=slow_import:judge", "--dry-run"
+        ).split()
+    )
     assert 'reward = "slow_import:judge": importing slow_import took longer than 0.3 s;' in said
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (
+        0.0,
+        0.0,
+    )
 
 
-def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_doctor_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(monkeypatch, "list") == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("uniform", "dapo", "chain", "rloo", "learn.lr"))
@@ -258,7 +316,9 @@ def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted(Path(__file__).parent.parent.joinpath("recipes").rglob("*.toml")), ids=lambda p: p.stem
+    "recipe",
+    sorted(Path(__file__).parent.parent.joinpath("recipes").rglob("*.toml")),
+    ids=lambda p: p.stem,
 )
 def test_every_recipe_holds(recipe: Path) -> None:
     settings = load_config(recipe)
@@ -281,22 +341,30 @@ def test_a_recipe_is_found_by_its_name(
 
 def test_the_wheel_holds_the_recipes() -> None:
     project = tomllib.loads(Path(__file__).parent.parent.joinpath("pyproject.toml").read_text())
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"recipes": "whet/recipes"}
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {
+        "recipes": "whet/recipes"
+    }
 
 
-@pytest.mark.parametrize("command", (["train", "chain"], ["eval", "tiny", "--data", "x.jsonl"], ["export", "x", "y"]))
+@pytest.mark.parametrize(
+    "command", (["train", "chain"], ["eval", "tiny", "--data", "x.jsonl"], ["export", "x", "y"])
+)
 def test_a_command_that_lacks_torch_says_so(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (tmp_path / "x").mkdir()
     code = (
-        f"import sys; sys.modules['torch'] = None; sys.argv = ['whet', *{command}]; from whet.cli import main; main()"
+        f"import sys; sys.modules['torch'] = None; sys.argv = ['whet', *{command}]; "
+        "from whet.cli import main; main()"
     )
     root = str(Path(__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr.strip()) == (
-        2, 'whet: This needs torch, which is not installed: pip install "whet[train]".'
-    )  # fmt: skip
+        2,
+        'whet: This needs torch, which is not installed: pip install "whet[train]".',
+    )
 
 
 def test_any_run_has_a_page(
@@ -307,7 +375,9 @@ def test_any_run_has_a_page(
     for run in (young, torn):
         run.mkdir()
         (run / "config.toml").write_text(dump_config(load_config(sets=["steps=9"])))
-    (torn / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
+    (torn / "metrics.jsonl").write_text(
+        '{"step": 0}\n{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew'
+    )
     (torn / "rollouts").mkdir()
     (torn / "rollouts" / "step_00000001.jsonl").write_text('{"step": 1, "prompt": "1+1=", "respo')
     assert call(monkeypatch, "report", str(young), str(torn)) == 0
@@ -316,16 +386,26 @@ def test_any_run_has_a_page(
     with Run.resume(torn):
         assert call(monkeypatch, "report", str(torn)) == 0
     assert "torn is at step 1 of 9" in (torn / "report.html").read_text()
-    assert call(monkeypatch, "report", str(young), str(torn), "--out", str(tmp_path / "both.html")) == 0
+    assert (
+        call(monkeypatch, "report", str(young), str(torn), "--out", str(tmp_path / "both.html"))
+        == 0
+    )
     assert (tmp_path / "both.html").read_text().count('"state":"stopped at') == 2
-    assert "--serve writes no file" in refused(monkeypatch, capsys, "report", str(young), "--serve", "--out", "x")
+    assert "--serve writes no file" in refused(
+        monkeypatch, capsys, "report", str(young), "--serve", "--out", "x"
+    )
     (torn / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 2}\n')
     assert call(monkeypatch, "report", str(torn)) == 0
     damage = "Line 2 of metrics.jsonl is damaged and left out."
-    assert capsys.readouterr().err.strip() == f"{torn}: {damage}" and damage in (torn / "report.html").read_text()
+    assert (
+        capsys.readouterr().err.strip() == f"{torn}: {damage}"
+        and damage in (torn / "report.html").read_text()
+    )
     (young / "report.html").unlink()
     (tmp_path / "empty").mkdir()
-    assert "holds no config.toml" in refused(monkeypatch, capsys, "report", str(young), str(tmp_path / "empty"))
+    assert "holds no config.toml" in refused(
+        monkeypatch, capsys, "report", str(young), str(tmp_path / "empty")
+    )
     assert not (young / "report.html").exists(), "all are looked at before one is written"
 
 
@@ -335,10 +415,17 @@ def test_what_resume_cannot_heed_is_refused_and_an_end_is_told(
     out = f"--out={tmp_path / 'run'}"
     assert call(monkeypatch, "train", *QUICK, out) == 0
     capsys.readouterr()
-    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "gsm8k", "--resume", out)
-    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "--model", "tiny", "--resume", out)
+    assert "leave the other recipe" in refused(
+        monkeypatch, capsys, "train", "gsm8k", "--resume", out
+    )
+    assert "leave the other recipe" in refused(
+        monkeypatch, capsys, "train", "--model", "tiny", "--resume", out
+    )
     assert call(monkeypatch, "train", "--resume", out) == 0
-    assert "The run has come to its end; more steps go on from here: --set steps=N." in capsys.readouterr().err
+    assert (
+        "The run has come to its end; more steps go on from here: --set steps=N."
+        in capsys.readouterr().err
+    )
     assert call(monkeypatch, "view", str(tmp_path / "run"), "--limit", "0") == 2
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     capsys.readouterr()
@@ -394,10 +481,14 @@ for words in sys.argv[1:]:
         assert sentence in line
 
 
-def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_flags_need_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "--n goes with --data" in refused(monkeypatch, capsys, "eval", "tiny", "--n", "8")
     sentence = refused(monkeypatch, capsys, "eval", "tiny", "--data", "x.jsonl", "--n", "8")
-    assert sentence.endswith("eval.0: n = 8 rollouts at temperature 0 would all be the same; set a temperature.")
+    assert sentence.endswith(
+        "eval.0: n = 8 rollouts at temperature 0 would all be the same; set a temperature."
+    )
 
 
 def test_eval_takes_a_recipe_by_its_name(
@@ -408,7 +499,9 @@ def test_eval_takes_a_recipe_by_its_name(
     assert call(monkeypatch, "eval", "tiny", "--recipe", "chain", *few, "--out", "out") == 0
     assert len((tmp_path / "out" / "responses.jsonl").read_text().splitlines()) == 3
     capsys.readouterr()
-    assert 'did you mean "chain"?' in refused(monkeypatch, capsys, "eval", "tiny", "--recipe", "chian")
+    assert 'did you mean "chain"?' in refused(
+        monkeypatch, capsys, "eval", "tiny", "--recipe", "chian"
+    )
 
 
 def test_eval_probe_and_export_as_commands(
@@ -416,11 +509,16 @@ def test_eval_probe_and_export_as_commands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 12)
-    assert call(monkeypatch, "eval", model, "--data", data, "--max-tokens", "4", "--limit", "5") == 0
+    assert (
+        call(monkeypatch, "eval", model, "--data", data, "--max-tokens", "4", "--limit", "5") == 0
+    )
     assert "accuracy" in capsys.readouterr().out
     (kept,) = (tmp_path / "runs").glob("eval-*")
     assert len((kept / "responses.jsonl").read_text().splitlines()) == 5
-    assert call(monkeypatch, "probe", model, data, "--n", "2", "--prompts", "4", "--max-tokens", "4") == 0
+    assert (
+        call(monkeypatch, "probe", model, data, "--n", "2", "--prompts", "4", "--max-tokens", "4")
+        == 0
+    )
     assert "Advice" in capsys.readouterr().out
     assert call(monkeypatch, "data", "look", data) == 0
     assert "What is 0+0?" in capsys.readouterr().out
@@ -442,7 +540,13 @@ def test_names_with_escape_codes_are_spelled_out(
         ("train", "--data", str(tmp_path / f"none{evil}.jsonl")),
         ("train", "--data", twice),
         ("train", "--data", column),
-        ("train", "--model", str(tmp_path / f"model{evil}"), "--data", problems(tmp_path / "g.jsonl", [row] * 3)),
+        (
+            "train",
+            "--model",
+            str(tmp_path / f"model{evil}"),
+            "--data",
+            problems(tmp_path / "g.jsonl", [row] * 3),
+        ),
         ("view", str(tmp_path / f"run{evil}")),
         ("data", "look", str(tmp_path / f"none{evil}.jsonl")),
         ("export", str(tmp_path / f"run{evil}"), str(tmp_path / "out")),
@@ -460,6 +564,8 @@ def test_the_first_recipe_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Whatever the rounding of the machine makes of its warm start: 12 of its 24 updates."""
     words = ["--set=steps=12", "--set=eval.0.every=12", "--set=eval.0.limit=100"]
     assert call(monkeypatch, "train", "chain", *words, f"--out={tmp_path / 'run'}") == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     start, end = (rows[i]["eval/held_out/accuracy"] for i in (0, -1))
     assert start < 0.5 and end > start + 0.3, (start, end)

@@ -34,7 +34,9 @@ def test_twice_in_a_row_far_below_the_best_beyond_chance() -> None:
     assert judged(start, fallen, fallen) == [False, False, True]
     assert judged(start, fallen, start, fallen) == [False] * 4, "once may be a mishap"
     assert judged(start, mild, mild, mild) == [False] * 4, "worse is no collapse"
-    assert judged(fallen, start, fallen, fallen) == [False, False, False, True], "against the best, not the first"
+    assert judged(fallen, start, fallen, fallen) == [False, False, False, True], (
+        "against the best, not the first"
+    )
 
 
 def test_a_weak_model_that_is_worn_down_is_stopped_in_time() -> None:
@@ -46,7 +48,10 @@ def test_a_weak_model_that_is_worn_down_is_stopped_in_time() -> None:
 
 
 def test_few_problems_and_bad_models_prove_nothing() -> None:
-    assert judged(of("test", 6, 12), of("test", 1, 12), of("test", 1, 12), of("test", 0, 12)) == [False] * 4
+    assert (
+        judged(of("test", 6, 12), of("test", 1, 12), of("test", 1, 12), of("test", 0, 12))
+        == [False] * 4
+    )
     assert judged(of("test", 1, 1319), *[of("test", 0, 1319)] * 3) == [False] * 4
     assert judged({}, {"reward/mean": 0.5}, {}) == [False] * 3
 
@@ -55,7 +60,9 @@ def test_all_sets_must_have_fallen() -> None:
     fine, gone = of("a", 300, 600), of("a", 30, 600)
     other, lost = of("b/c", 90, 100), of("b/c", 5, 100)
     assert judged(fine | other, gone | other, gone | other, gone | other) == [False] * 4
-    assert judged(fine | other, gone | lost, gone, lost) == [False, False, False, True], "each has its own times"
+    assert judged(fine | other, gone | lost, gone, lost) == [False, False, False, True], (
+        "each has its own times"
+    )
 
 
 class Turning(Silent):
@@ -83,7 +90,9 @@ def test_a_resumed_run_remembers_what_its_guards_have_seen(tmp_path: Path) -> No
     settings = small_config("steps=20", "save.every=100", "eval.0.every=4")
     api.run_recipe(settings, folder, watcher=Turning(flag, stop=5), reward=judge)
     resumed = Silent()
-    with pytest.raises(Collapsed, match=r"fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 8"):
+    with pytest.raises(
+        Collapsed, match=r"fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 8"
+    ):
         api.run_recipe(settings, folder, watcher=resumed, resume=True, reward=judge)
     assert [int(row["step"]) for row in resumed.rows] == [6, 7, 8]
     assert sum("Not one response was right for 5 steps" in text for text in resumed.messages) == 1
@@ -98,7 +107,8 @@ def test_a_run_that_collapses_is_saved_and_stopped(tmp_path: Path) -> None:
 
     sets = ("steps=20", "save.every=100")
     with pytest.raises(
-        Collapsed, match=r"held_out fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 6"
+        Collapsed,
+        match=r"held_out fell from 1\.000 after step 0 to 0\.000: the run is stopped at step 6",
     ):
         api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Turning(flag), reward=judge)
     rows = read_metrics(tmp_path / "run")
@@ -108,5 +118,11 @@ def test_a_run_that_collapses_is_saved_and_stopped(tmp_path: Path) -> None:
         newest = run.newest_checkpoint(lambda text: None)
     assert newest is not None and newest.name == "step_00000006", "the user may decide to go on"
     flag.unlink()
-    api.run_recipe(small_config(*sets, "steps=8"), tmp_path / "run", watcher=Silent(), resume=True, reward=judge)
+    api.run_recipe(
+        small_config(*sets, "steps=8"),
+        tmp_path / "run",
+        watcher=Silent(),
+        resume=True,
+        reward=judge,
+    )
     assert read_metrics(tmp_path / "run")[-1]["step"] == 8 and not has_collapsed(tmp_path / "run")

@@ -20,7 +20,12 @@ def test_defaults_survive_toml() -> None:
 
 def test_sets_reach_lists_sections_and_words() -> None:
     config = load_config(
-        sets=["learn.lr=1e-5", "eval.0.every=5", "curriculum.name=dapo", 'rollout.stop_strings=["\\n"]']
+        sets=[
+            "learn.lr=1e-5",
+            "eval.0.every=5",
+            "curriculum.name=dapo",
+            'rollout.stop_strings=["\\n"]',
+        ]
     )
     assert config.learn.lr == 1e-5
     assert config.eval[0].every == 5
@@ -33,7 +38,9 @@ def test_one_table_is_a_list_of_one() -> None:
 
 
 @given(
-    lr=st.floats(1e-9, 1.0), seed=st.integers(0, 2**31 - 1), words=st.lists(st.text(min_size=1, max_size=5), max_size=3)
+    lr=st.floats(1e-9, 1.0),
+    seed=st.integers(0, 2**31 - 1),
+    words=st.lists(st.text(min_size=1, max_size=5), max_size=3),
 )
 def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None:
     config = parse_config({"seed": seed, "learn": {"lr": lr}, "rollout": {"stop_strings": words}})
@@ -50,18 +57,36 @@ def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None
         ("steps=1.5", "steps = 1.5 is wrong: it must be a whole number."),
         ("steps=many", 'steps = "many" is wrong: it must be a whole number.'),
         ("steps=true", "steps = true is wrong: it must be a number, not true or false."),
-        ("curriculum.stages=[{kl_coef=true}]", "curriculum.stages.0.kl_coef = true is wrong: it must be a number, not"),
+        (
+            "curriculum.stages=[{kl_coef=true}]",
+            "curriculum.stages.0.kl_coef = true is wrong: it must be a number, not",
+        ),
         ("steps=100000000", "steps = 100000000 is wrong: it must be at most 10,000,000."),
-        ("token_budget=99999999999999999999", "is wrong: no run needs a number beyond 1,000,000,000,000."),
+        (
+            "token_budget=99999999999999999999",
+            "is wrong: no run needs a number beyond 1,000,000,000,000.",
+        ),
         ("seed=4294967296", "seed = 4294967296 is wrong: it must be less than 2,147,483,648."),
         ("model=[{name='tiny'}]", "There is only one model: write [model], not [[model]]."),
         ("model=tiny", 'model = "tiny" is wrong: write [model], and its settings below it.'),
-        ("data=mine.jsonl", 'data = "mine.jsonl" is wrong: write [[data]], and path = ... below it.'),
-        ('data=["mine.jsonl"]', 'data.0 = "mine.jsonl" is wrong: write [[data]], and its settings below it.'),
+        (
+            "data=mine.jsonl",
+            'data = "mine.jsonl" is wrong: write [[data]], and path = ... below it.',
+        ),
+        (
+            'data=["mine.jsonl"]',
+            'data.0 = "mine.jsonl" is wrong: write [[data]], and its settings below it.',
+        ),
         ("reward=[{weight=1}]", "reward.0.name is missing."),
-        ("rollout.context=256", "rollout.max_tokens = 1024 leaves no room for a prompt in rollout.context = 256."),
+        (
+            "rollout.context=256",
+            "rollout.max_tokens = 1024 leaves no room for a prompt in rollout.context = 256.",
+        ),
         ("learn.estimator=ppo", "'rloo'"),
-        ('rollout.stop_strings=[".",""]', 'rollout.stop_strings.1 = "" is wrong: it must be a text that is'),
+        (
+            'rollout.stop_strings=[".",""]',
+            'rollout.stop_strings.1 = "" is wrong: it must be a text that is',
+        ),
         ("learn.lr", '--set takes key=value, got "learn.lr"'),
         ("learn.lr.x=1", "learn.lr"),
         ("data.5.path=x", "names no entry"),
@@ -118,8 +143,12 @@ def test_tokens_may_not_outlive_an_update_on_policy() -> None:
         load_config(sets=["rollout.mode=stream", "rollout.on_update=keep"])
 
 
-@pytest.mark.parametrize(("max_age", "given", "becomes"), [(0, "", "cut"), (1, "", "keep"), (2, "cut", "cut")])
-def test_rollouts_outlive_an_update_where_they_may_train(max_age: int, given: str, becomes: str) -> None:
+@pytest.mark.parametrize(
+    ("max_age", "given", "becomes"), [(0, "", "cut"), (1, "", "keep"), (2, "cut", "cut")]
+)
+def test_rollouts_outlive_an_update_where_they_may_train(
+    max_age: int, given: str, becomes: str
+) -> None:
     sets = [f'rollout.on_update="{given}"'] if given else []
     settings = load_config(sets=["rollout.mode=stream", f"curriculum.max_age={max_age}", *sets])
     assert (settings.rollout.on_update, settings.on_update) == (given, becomes)
@@ -144,5 +173,8 @@ def test_a_setting_that_takes_words_names_them_all() -> None:
     meanings = {name: meaning for name, _, meaning in describe()}
     assert meanings["learn.schedule"].endswith("Values: constant, linear, cosine.")
     assert "Values:" not in meanings["rollout.mode"], "its meaning names both"
-    for name, words in (("learn.estimator", ESTIMATORS), ("model.dtype", ("float32", "bfloat16", "float64"))):
+    for name, words in (
+        ("learn.estimator", ESTIMATORS),
+        ("model.dtype", ("float32", "bfloat16", "float64")),
+    ):
         assert all(word in meanings[name] for word in words)

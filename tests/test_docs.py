@@ -70,13 +70,21 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-RUNS = {b.page: [c for c in BLOCKS if c.page == b.page and c.mark == "run"] for b in BLOCKS if b.mark == "run"}
+RUNS = {
+    b.page: [c for c in BLOCKS if c.page == b.page and c.mark == "run"]
+    for b in BLOCKS
+    if b.mark == "run"
+}
 
 
 def commands(block: Block) -> list[list[str]]:
     """The words of each command, without what sets the environment of one."""
-    found = [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
-    bare = [[w for i, w in enumerate(words) if i or not re.match(r"[A-Z_]+=", w)] for words in found]
+    found = [
+        shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()
+    ]
+    bare = [
+        [w for i, w in enumerate(words) if i or not re.match(r"[A-Z_]+=", w)] for words in found
+    ]
     return [words for words in bare if words]
 
 
@@ -85,10 +93,15 @@ def parse_whet(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     context, name = command.make_context("whet", words[1:]), "whet"
     while hasattr(command, "resolve_command"):
-        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         context = command.make_context(name, rest, parent=context)
     if name in {"train", "eval", "probe", "doctor"}:
-        keys = [re.sub(r"\.\d+", "", item.partition("=")[0]) for item in context.params.get("sets") or []]
+        keys = [
+            re.sub(r"\.\d+", "", item.partition("=")[0])
+            for item in context.params.get("sets") or []
+        ]
         assert set(keys) <= SETTINGS
     recipe = context.params.get("recipe")
     if recipe is not None and str(recipe) not in YOURS | files_of_pages():
@@ -136,7 +149,9 @@ def test_it_parses(block: Block) -> None:
     elif block.language == "yaml":
         assert yaml.safe_load(block.text)
     else:
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         for words in commands(block):
             if words[0] == "whet":
@@ -153,7 +168,9 @@ def test_it_parses(block: Block) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page, found in RUNS.items() if {b.language for b in found} - {"toml"}])
+@pytest.mark.parametrize(
+    "page", [page for page, found in RUNS.items() if {b.language for b in found} - {"toml"}]
+)
 def test_blocks_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -162,15 +179,22 @@ def test_blocks_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> 
     whet.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
-    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{folder}"}
+    environment = os.environ | {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+    }
     for block in RUNS[page]:
         if name := file_name(block):
             (folder / name).write_text(block.text)
         shell = ["bash", "-e", "-c", block.text]
         argv = {"bash": shell, "python": [sys.executable, "-c", block.text]}.get(block.language)
         if argv:
-            done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
-            assert done.returncode == 0, f"{block.place}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+            done = subprocess.run(
+                argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
+            )
+            assert done.returncode == 0, (
+                f"{block.place}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+            )
 
 
 def test_pictures_are_those_of_the_stored_results(tmp_path: Path) -> None:
@@ -185,20 +209,28 @@ def test_pictures_are_those_of_the_stored_results(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
-    pages = [str(path.relative_to(ROOT / "docs")) for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    pages = [
+        str(path.relative_to(ROOT / "docs")) for path in PAGES if path.is_relative_to(ROOT / "docs")
+    ]
     assert not [page for page in pages if f": {page}\n" not in menu]
 
 
 def test_a_site_that_loads_from_a_network_is_refused(tmp_path: Path) -> None:
     hooks = load(ROOT / "docs" / "hooks.py")
-    (tmp_path / "a.html").write_text('<a href="https://x.org">read</a><img src="b.svg"><script src="c.js"></script>')
+    (tmp_path / "a.html").write_text(
+        '<a href="https://x.org">read</a><img src="b.svg"><script src="c.js"></script>'
+    )
     (tmp_path / "b.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     assert hooks.foreign(tmp_path) == []
     (tmp_path / "a.html").write_text(
         '<script src="//x.org/c.js"></script><link rel="stylesheet" href="https://x.org/f">'
     )
     (tmp_path / "d.css").write_text("@font-face { src: url('https://x.org/font') }")
-    assert [found.split(": ")[0] for found in hooks.foreign(tmp_path)] == ["a.html", "a.html", "d.css"]
+    assert [found.split(": ")[0] for found in hooks.foreign(tmp_path)] == [
+        "a.html",
+        "a.html",
+        "d.css",
+    ]
     with pytest.raises(SystemExit, match="would load from a network"):
         hooks.on_post_build({"site_dir": str(tmp_path)})
 
@@ -208,4 +240,7 @@ def test_links_out_of_the_site_become_paths() -> None:
     page: Any = type("Page", (), {"file": type("File", (), {"src_uri": "details/speed.md"})})
     text = "```bash run\nls\n```\nSee [the file](../../whet/loop.py), [SPEED](../speed.md) and [it](https://x.org)."
     said = hooks.on_page_markdown(text, page)
-    assert said == "```bash\nls\n```\nSee the file: `whet/loop.py`, [SPEED](../speed.md) and [it](https://x.org)."
+    assert (
+        said
+        == "```bash\nls\n```\nSee the file: `whet/loop.py`, [SPEED](../speed.md) and [it](https://x.org)."
+    )

@@ -75,7 +75,12 @@ def test_machine_alone() -> None:
 
 def test_a_bug_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Versions, hardware and extras, of which one lacks a package; a token in the environment is never shown."""
-    needs = ["numpy>=1.26", "torch>=2; extra == 'lora'", 'nowhere==1.*; extra == "ray"', "torch; extra == 'ray'"]
+    needs = [
+        "numpy>=1.26",
+        "torch>=2; extra == 'lora'",
+        'nowhere==1.*; extra == "ray"',
+        "torch; extra == 'ray'",
+    ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: needs)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -85,7 +90,9 @@ def test_a_bug_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     found = {row["what"]: row["found"] for row in json.loads(printed)}
     assert left.value.code == 0 and "hf_secret" not in printed
-    assert found["whet"].startswith(__version__) and found["environment"].startswith("OMP_NUM_THREADS=1")
+    assert found["whet"].startswith(__version__) and found["environment"].startswith(
+        "OMP_NUM_THREADS=1"
+    )
     assert found["whet[lora]"] == f"torch {torch.__version__}: adapters (model.lora)"
     assert found["whet[ray]"] == "lacks nowhere: several machines ([cluster])"
     assert {"python", "system", "cores", "device", "transformers"} <= found.keys()
@@ -95,9 +102,14 @@ def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**SMALL, tie_word_embeddings=True), tmp_path / "m")
     found = findings_of(name, 'model.device="cpu"')
     parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 64) + 32
-    assert found["model"] == (f"LlamaForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
+    assert found["model"] == (
+        f"LlamaForCausalLM, {parameters / 1e6:.2f}M parameters, in float32",
+        True,
+    )
     assert found["path"][0].startswith("slow path: on a CPU")
-    assert "64 rollouts of 256 tokens" in found["memory"][0], "no more context than the model has positions"
+    assert "64 rollouts of 256 tokens" in found["memory"][0], (
+        "no more context than the model has positions"
+    )
     assert found["fits"][1] and found["fits"][0].startswith("yes")
 
 
@@ -115,9 +127,12 @@ def test_the_docs_and_the_tests_have_the_same_families() -> None:
     """docs/models.md shows the table, and every family that is tested stands in it."""
     page = Path(__file__).parents[1].joinpath("docs/models.md").read_text()
     table = page.partition("| family | tried on |\n|---|---|\n")[2].partition("\n\n")[0]
-    shown = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()]
+    shown = [
+        tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()
+    ]
     weights = {
-        name: f"real weights ({tried})" if tried else "tiny configuration only" for name, tried in FAMILIES.values()
+        name: f"real weights ({tried})" if tried else "tiny configuration only"
+        for name, tried in FAMILIES.values()
     }
     assert dict(shown) == weights and len(shown) == len(weights)
     assert {kind.model_type for kind, _ in families.FAMILIES.values()} == set(FAMILIES)
@@ -130,7 +145,9 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
     wide = AutoModelForCausalLM.from_config(LlamaConfig(**{**SMALL, "head_dim": 512}))
     plain, graphs = load_config(sets=["rollout.graphs=false"]), load_config(sets=[])
     cuda = torch.device("cuda")
-    assert decoding_of(network, graphs, torch.device("cpu")) == "plain calls of the model's own layers"
+    assert (
+        decoding_of(network, graphs, torch.device("cpu")) == "plain calls of the model's own layers"
+    )
     assert decoding_of(wide, graphs, cuda) == (
         "plain calls of the model's own layers, since the attention kernel takes heads of at most 256 numbers, not 512"
     )
@@ -163,7 +180,9 @@ def test_a_run_says_how_the_gpu_is_divided() -> None:
     assert "Adam moments 12.0 GiB" in line and "graphs (estimate) 1.0 GiB" in line
     first, second, third = footprint.memory_lines(Room(plan=plan, pages=99, release=True))
     assert first.startswith("79.0 GiB at the peak")
-    assert second.startswith("the KV cache (40.0 GiB) is released for each update and taken back after it")
+    assert second.startswith(
+        "the KV cache (40.0 GiB) is released for each update and taken back after it"
+    )
     assert third.startswith("the KV pool is 99 pages")
 
 
@@ -208,7 +227,9 @@ def test_several_gpus_divide_gradients_and_the_learners_weights() -> None:
     kl = replace(billion("learn.shard=full", "learn.kl_coef=0.1"), processes=8).plan()
     assert kl.reference == 2 * count // 8
     adapters = replace(billion("learn.shard=full", "model.lora.rank=16"), processes=8).plan()
-    assert adapters.weights == 2 * (count + 16 * 1_000_000) + 2 * count // 8, "frozen weights are divided, too"
+    assert adapters.weights == 2 * (count + 16 * 1_000_000) + 2 * count // 8, (
+        "frozen weights are divided, too"
+    )
     within = full.lay_out(0).total
     assert eight.ways_to_fit(within)[0] == ('learn.shard = "full"', full.lay_out(within).total)
 
@@ -221,8 +242,14 @@ def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
     with pytest.raises(WhetError) as refused:
         footprint.room(fewest - 1)
     sentence = str(refused.value)
-    assert sentence.startswith("This training does not fit on the GPU: it takes ") and "\n" not in sentence
-    assert "to be had (a tenth is left free); enough would be learn.checkpoint_activations = true." in sentence
+    assert (
+        sentence.startswith("This training does not fit on the GPU: it takes ")
+        and "\n" not in sentence
+    )
+    assert (
+        "to be had (a tenth is left free); enough would be learn.checkpoint_activations = true."
+        in sentence
+    )
     tight = footprint.room(fewest)
     assert tight.total > fewest * (1 - SPARE)
     assert footprint.memory_lines(tight)[-1].startswith("memory is tight: that is ")
@@ -233,11 +260,20 @@ def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
 def test_the_least_is_one_sequence_at_a_time() -> None:
     """What packs, pool and waves of prompts shrink to; whole slots and a pool that may not be lent stay."""
     fewest = billion("rollout.slots=64").least()
-    assert billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000").least() == fewest
+    assert (
+        billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000").least()
+        == fewest
+    )
     keep = ("rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1")
-    assert billion("rollout.slots=64", *keep).least() - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
-    whole = [billion(f"rollout.slots={n}", "rollout.graphs=false", *keep).least() for n in (64, 128)]
-    assert whole[1] - whole[0] == 64 * 4096 * 28 * 512 * 2, "slots of their own are as many as they are"
+    assert billion("rollout.slots=64", *keep).least() - fewest == (4096 + PAGE) * 28 * 512 * 2, (
+        "one context stays"
+    )
+    whole = [
+        billion(f"rollout.slots={n}", "rollout.graphs=false", *keep).least() for n in (64, 128)
+    ]
+    assert whole[1] - whole[0] == 64 * 4096 * 28 * 512 * 2, (
+        "slots of their own are as many as they are"
+    )
 
 
 @pytest.fixture
@@ -250,17 +286,26 @@ def asked_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("lacks", ["triton", "heads", "dtype"])
-def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_and_engine_ask_the_same_of_the_kernels(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "has_triton", lambda: lacks != "triton")
-    network = AutoModelForCausalLM.from_config(LlamaConfig(**{**SMALL, "head_dim": 512 if lacks == "heads" else 8}))
-    settings = load_config(sets=['model.dtype="float64"' if lacks == "dtype" else 'model.dtype="bfloat16"'])
+    network = AutoModelForCausalLM.from_config(
+        LlamaConfig(**{**SMALL, "head_dim": 512 if lacks == "heads" else 8})
+    )
+    settings = load_config(
+        sets=['model.dtype="float64"' if lacks == "dtype" else 'model.dtype="bfloat16"']
+    )
     why = {
         "triton": "Triton is not installed",
         "heads": "the attention kernel takes heads of at most 256 numbers, not 512",
         "dtype": "the attention kernel has no float64",
     }[lacks]
     cuda = torch.device("cuda")
-    assert decoding_of(network, settings, cuda) == f"plain calls of the model's own layers, since {why}"
+    assert (
+        decoding_of(network, settings, cuda)
+        == f"plain calls of the model's own layers, since {why}"
+    )
     shapes = kv_shapes(network.to(getattr(torch, settings.model.dtype)))
     assert graphs_lack(shapes, cuda) == why and graphs_lack(shapes, torch.device("cpu")) is None
     assert network.config._attn_implementation == "sdpa", "asking leaves the model as it was"
@@ -268,17 +313,32 @@ def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: 
 
 def test_machine_of_a_recipe() -> None:
     machine = machine_of(torch.device("cpu"))
-    assert isinstance(machine, Machine) and machine.gpu is None and machine.threads >= 1 and "CPU" in machine.name
+    assert (
+        isinstance(machine, Machine)
+        and machine.gpu is None
+        and machine.threads >= 1
+        and "CPU" in machine.name
+    )
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**{**SMALL, "max_position_embeddings": 9000}), tmp_path / "m")
-    assert any("64 rollouts of 4,096 tokens" in found for what, found, _ in examine(name) if what == "memory")
+    assert any(
+        "64 rollouts of 4,096 tokens" in found
+        for what, found, _ in examine(name)
+        if what == "memory"
+    )
 
 
 def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
     """A hundred billion parameters, of which only the config exists."""
-    giant = {**SMALL, "hidden_size": 131_072, "intermediate_size": 131_072, "num_hidden_layers": 2, "head_dim": 128}
+    giant = {
+        **SMALL,
+        "hidden_size": 131_072,
+        "intermediate_size": 131_072,
+        "num_hidden_layers": 2,
+        "head_dim": 128,
+    }
     found = findings_of(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
     sentence, fine = found["fits"]
     assert not fine and sentence.startswith("no: ") and "model.lora.rank = 16" in sentence
@@ -288,7 +348,11 @@ def test_too_many_slots_say_how_many_fit(tmp_path: Path, monkeypatch: pytest.Mon
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
     monkeypatch.setattr(memory, "free_memory", lambda device: 200 * 2**20)
     sentence, fine = findings_of(
-        name, 'model.device="cpu"', "rollout.slots=4096", "rollout.context=250", "rollout.max_tokens=99"
+        name,
+        'model.device="cpu"',
+        "rollout.slots=4096",
+        "rollout.context=250",
+        "rollout.max_tokens=99",
     )["fits"]
     assert not fine and "rollout.slots = 1024" in sentence
     assert "200.0 MiB" not in sentence and "180.0 MiB" in sentence, "a tenth is left free"
@@ -298,13 +362,20 @@ def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     cases = {
         str(tmp_path / "nowhere"): "no model folder",
-        folder_of(MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64), tmp_path / "mamba"): "attention",
+        folder_of(
+            MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64), tmp_path / "mamba"
+        ): "attention",
         folder_of(LlamaConfig(**SMALL, rope_parameters=rope), tmp_path / "rope"): "dynamic",
     }
     for name, words in cases.items():
         found = findings_of(name)
         sentence, fine = found["model"]
-        assert not fine and sentence.startswith("refused: ") and words in sentence and "\n" not in sentence
+        assert (
+            not fine
+            and sentence.startswith("refused: ")
+            and words in sentence
+            and "\n" not in sentence
+        )
         assert "fits" not in found
 
 
@@ -327,7 +398,13 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
     base = folder_of(LlamaConfig(**SMALL), tmp_path / "base")
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"], "base_model_name_or_path": base}
+    said = {
+        "peft_type": "LORA",
+        "r": 3,
+        "lora_alpha": 6,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": base,
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
     assert "0.00M more in adapters of rank 3" in findings_of(str(adapter))["model"][0]
@@ -336,7 +413,9 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
 def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
     """All weights of experts are counted, but a token passes through two of the four."""
     experts = {"num_experts_per_tok": 2, "pad_token_id": 0}
-    mixtral = folder_of(MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral")
+    mixtral = folder_of(
+        MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral"
+    )
     attention = 2 * 32 * 32 + 2 * 32 * 16
     parameters = 2 * 64 * 32 + 2 * (attention + 4 * 32 + 4 * 3 * 32 * 64 + 2 * 32) + 32
     assert findings_of(mixtral)["model"] == (
@@ -344,11 +423,18 @@ def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
         True,
     )
     assert inner_of(mixtral) == 2 * 64
-    qwen = folder_of(Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts), tmp_path / "qwen")
+    qwen = folder_of(
+        Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts),
+        tmp_path / "qwen",
+    )
     assert inner_of(qwen) == 2 * 16
-    gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0)
+    gpt2 = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0
+    )
     found = findings_of(folder_of(gpt2, tmp_path / "gpt2"))
-    assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith("GPT2LMHeadModel")
+    assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith(
+        "GPT2LMHeadModel"
+    )
     assert "64 rollouts of 128 tokens" in found["memory"][0] and found["fits"][1]
 
 
@@ -384,12 +470,25 @@ def test_tiny_and_its_wrong_shape() -> None:
 
 
 def test_paths() -> None:
-    shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
-    plain, capped = (ModelShape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True))
+    shape = {
+        "parameters": 1,
+        "adapted": 1,
+        "layers": 1,
+        "hidden": 8,
+        "inner": 8,
+        "heads": 1,
+        "query": 8,
+        "cached": 16,
+    }
+    plain, capped = (
+        ModelShape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True)
+    )
     odd = ModelShape(**shape, vocab=8, softcap=False, flash=False)
 
     def path(shape: ModelShape, device: str, *sets: str) -> str:
-        return Footprint(shape=shape, settings=load_config(sets=sets), device=torch.device(device), flash=False).path()
+        return Footprint(
+            shape=shape, settings=load_config(sets=sets), device=torch.device(device), flash=False
+        ).path()
 
     assert "on a CPU" in path(plain, "cpu")
     assert "soft-capped" in path(capped, "cuda")

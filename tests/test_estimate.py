@@ -72,18 +72,25 @@ def test_cost_of_a_step_by_hand_on_a_cpu() -> None:
     """Barrier with all rollouts in their slots: the limit in steps, half of the slots busy on average."""
     n, rate = SMOLLM2_135M.weights, 2 * budget.CPU_RATE
     generate, train = cost(WORK, SMOLLM2_135M, CPU)
-    assert generate == pytest.approx(256 * (30 * budget.CPU_LAYER + 2 * n * 256 / rate) + 2 * n * 6400 / rate)
+    assert generate == pytest.approx(
+        256 * (30 * budget.CPU_LAYER + 2 * n * 256 / rate) + 2 * n * 6400 / rate
+    )
     assert train == pytest.approx(6 * n * 512 * 228 / rate)
 
 
 def test_longer_responses_and_a_slower_gpu_take_longer() -> None:
     generate, train = cost(WORK, QWEN25_15B, H200)
-    assert cost(replace(WORK, rollout=RolloutSettings(slots=512, mode="stream")), QWEN25_15B, H200)[0] < generate
+    assert (
+        cost(replace(WORK, rollout=RolloutSettings(slots=512, mode="stream")), QWEN25_15B, H200)[0]
+        < generate
+    )
     assert cost(replace(WORK, limit=1024), QWEN25_15B, H200)[0] > generate
     assert cost(replace(WORK, passes=4), QWEN25_15B, H200)[1] == pytest.approx(train * 4 / 3)
     a100 = gpu_of("NVIDIA A100-SXM4-80GB")
     assert a100 is not None
-    assert cost(WORK, QWEN25_15B, Machine(name="A100", gpu=a100))[1] == pytest.approx(train * 989 / 312)
+    assert cost(WORK, QWEN25_15B, Machine(name="A100", gpu=a100))[1] == pytest.approx(
+        train * 989 / 312
+    )
 
 
 def test_gpus_by_their_names() -> None:
@@ -107,11 +114,19 @@ def test_stage_steps_add_up() -> None:
 
 def test_lines() -> None:
     lines = estimate_lines([WORK], SMOLLM2_135M, H200, known=False)
-    assert lines[0].startswith("512 rollouts of 128 tokens (half of the limit) are 65,536 tokens per step; ")
+    assert lines[0].startswith(
+        "512 rollouts of 128 tokens (half of the limit) are 65,536 tokens per step; "
+    )
     assert "generate" in lines[0] and "train" in lines[0]
     assert lines[1].startswith("100 steps on NVIDIA H200: ")
-    staged = estimate_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True)
-    assert len(staged) == 3 and staged[1].startswith("stage 2, 50 steps: ") and "150 steps" in staged[2]
+    staged = estimate_lines(
+        [WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True
+    )
+    assert (
+        len(staged) == 3
+        and staged[1].startswith("stage 2, 50 steps: ")
+        and "150 steps" in staged[2]
+    )
     assert estimate_lines([WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True) == [
         "512 rollouts of 128 tokens (as in that run) are 65,536 tokens per step",
         "no estimate of the time, since whet does not know how fast a new GPU is",
@@ -120,7 +135,10 @@ def test_lines() -> None:
 
 def test_the_warm_start_is_part_of_the_plan() -> None:
     """Forward and backward of its solutions, with their prompts, by hand on a CPU."""
-    entries = [Imitation(updates=200, batch=32, tokens=50), Imitation(updates=1, batch=8, tokens=20)]
+    entries = [
+        Imitation(updates=200, batch=32, tokens=50),
+        Imitation(updates=1, batch=8, tokens=20),
+    ]
     operations = 3 * 2 * SMOLLM2_135M.weights * (200 * 32 * 50 + 8 * 20)
     seconds = sum(entry.seconds(SMOLLM2_135M, CPU) for entry in entries)
     assert seconds == pytest.approx(operations / (2 * budget.CPU_RATE))
@@ -132,7 +150,9 @@ def test_the_warm_start_is_part_of_the_plan() -> None:
     generate, train = cost(WORK, SMOLLM2_135M, CPU)
     in_all = f", with the warm start {budget._time(seconds + 100 * (generate + train))}, without evaluation"
     assert lines[3] == alone[1].replace(", without evaluation", in_all)
-    unknown = estimate_lines([WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True, imitations=entries)
+    unknown = estimate_lines(
+        [WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True, imitations=entries
+    )
     assert unknown[0] == "warm start: 200 updates of 32 worked solutions of 50 tokens"
 
 

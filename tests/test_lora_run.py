@@ -30,7 +30,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder such as anyone might bring; it speaks the task's characters."""
     folder = tmp_path_factory.mktemp("models") / "base"
     tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
-    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
+    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -60,11 +62,17 @@ def newest(folder: Path) -> Path:
 
 def assert_same_run(one: Path, other: Path) -> None:
     assert timeless(read_metrics(one)) == timeless(read_metrics(other))
-    for name in ("adapter_model.safetensors", "state/optimizer.safetensors", "state/reference.safetensors"):
+    for name in (
+        "adapter_model.safetensors",
+        "state/optimizer.safetensors",
+        "state/reference.safetensors",
+    ):
         mine, theirs = load_file(newest(one) / name), load_file(newest(other) / name)
         assert mine.keys() == theirs.keys() and mine
         assert all(torch.equal(tensor, theirs[key]) for key, tensor in mine.items()), name
-    wrote, same = ({p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other))
+    wrote, same = (
+        {p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other)
+    )
     assert wrote == same
 
 
@@ -90,7 +98,9 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, base: Path, ki
 def test_a_kill_in_the_midst_of_a_write_is_survived(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    sets = sets_of(base, "steps=3", "save.every=1", "save.keep=1", "eval.0.limit=4", "curriculum.groups=2")
+    sets = sets_of(
+        base, "steps=3", "save.every=1", "save.keep=1", "eval.0.limit=4", "curriculum.groups=2"
+    )
     train(tmp_path / "whole", *sets)
     faults = Faults("half", number)
     with monkeypatch.context() as patch:

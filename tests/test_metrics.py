@@ -2,12 +2,31 @@ import dataclasses
 import json
 
 from whet.types import Group, Rollout, Sampling
-from whet.watch import PASS_RATES, PATIENCE, SIGNS, Advice, Guards, Stopwatch, group_metrics, rollout_metrics
+from whet.watch import (
+    PASS_RATES,
+    PATIENCE,
+    SIGNS,
+    Advice,
+    Guards,
+    Stopwatch,
+    group_metrics,
+    rollout_metrics,
+)
 
 BASE = Rollout(
-    prompt_id="a", group_id=0, index=0, phase="train", sampling=Sampling(max_tokens=8), length=4, finish="stop",
-    first_version=0, last_version=0, verdict="right", score=1.0, reward=1.0,
-)  # fmt: skip
+    prompt_id="a",
+    group_id=0,
+    index=0,
+    phase="train",
+    sampling=Sampling(max_tokens=8),
+    length=4,
+    finish="stop",
+    first_version=0,
+    last_version=0,
+    verdict="right",
+    score=1.0,
+    reward=1.0,
+)
 
 
 def rollout(**changes: object) -> Rollout:
@@ -24,12 +43,20 @@ def test_hand_counted_step() -> None:
             rollout(finish="cut", length=100, verdict="unjudged", score=None, reward=None),
         ]
     )
-    assert metrics["verdict/right"] == 0.25 and metrics["verdict/wrong"] == 0.5 and metrics["verdict/unjudged"] == 0.25
+    assert (
+        metrics["verdict/right"] == 0.25
+        and metrics["verdict/wrong"] == 0.5
+        and metrics["verdict/unjudged"] == 0.25
+    )
     assert metrics["reward/mean"] == 1 / 3
     assert metrics["verdict/mixed"] == 1.0
     others = [rollout(group_id=1), rollout(group_id=1, verdict="unjudged"), rollout(group_id=2)]
     assert rollout_metrics([rollout(), rollout(verdict="wrong"), *others])["verdict/mixed"] == 1 / 3
-    assert metrics["length/mean"] == 5.0 and metrics["length/max"] == 8.0 and metrics["length/p50"] == 5.0
+    assert (
+        metrics["length/mean"] == 5.0
+        and metrics["length/max"] == 8.0
+        and metrics["length/p50"] == 5.0
+    )
     assert metrics["length/truncated"] == 0.25
     assert metrics["length/right"] == 4.0 and metrics["length/wrong"] == 7.0
 
@@ -59,7 +86,9 @@ def test_shares_of_groups_by_pass_rate() -> None:
 
     def group(right: int, wrong: int, unjudged: int = 0) -> Group:
         verdicts = ["right"] * right + ["wrong"] * wrong + ["unjudged"] * unjudged
-        return Group(prompt_id="a", group_id=0, rollouts=tuple(rollout(verdict=v) for v in verdicts))
+        return Group(
+            prompt_id="a", group_id=0, rollouts=tuple(rollout(verdict=v) for v in verdicts)
+        )
 
     metrics = group_metrics([group(0, 8), group(2, 6), group(7, 1), group(8, 0, 3), group(0, 0, 8)])
     shares = {"0": 0.25, "to_25": 0.25, "to_50": 0.0, "to_75": 0.0, "to_100": 0.25, "100": 0.25}
@@ -103,13 +132,18 @@ def test_what_guards_remember_goes_on_in_another_process() -> None:
         one.advice.check({"learn/mismatch": 0.2})
     for _ in range(PATIENCE - 1):
         one.advice.check(bad)
-    fine, worse = ({"eval/a/accuracy": p, "eval/a/accuracy_low": p, "eval/a/accuracy_high": p} for p in (0.5, 0.1))
+    fine, worse = (
+        {"eval/a/accuracy": p, "eval/a/accuracy_low": p, "eval/a/accuracy_high": p}
+        for p in (0.5, 0.1)
+    )
     assert not one.collapse.check(0, fine) and not one.collapse.check(2, worse)
     one.sound = 1e-6
     other = Guards()
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert other.advice.check(bad | {"learn/mismatch": 0.2}) == [SIGNS["truncated"][1]]
-    assert other.collapse.check(4, worse) == "The accuracy on a fell from 0.500 after step 0 to 0.100"
+    assert (
+        other.collapse.check(4, worse) == "The accuracy on a fell from 0.500 after step 0 to 0.100"
+    )
     assert other.sound == 1e-6
     assert not Guards().collapse.check(4, worse), "one that remembers nothing does not see it"
 
@@ -125,15 +159,26 @@ def test_the_judge_may_complain() -> None:
 
 def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
     healthy = {
-        "length/truncated": 0.1, "verdict/right": 0.4, "judge/unjudged": 0.0, "judge/wrong": 9.0,
-        "learn/signal_share": 0.4, "learn/entropy": 0.5, "learn/mismatch": 1e-4,
+        "length/truncated": 0.1,
+        "verdict/right": 0.4,
+        "judge/unjudged": 0.0,
+        "judge/wrong": 9.0,
+        "learn/signal_share": 0.4,
+        "learn/entropy": 0.5,
+        "learn/mismatch": 1e-4,
         "curriculum/signal_share": 0.01,  # screening turns down the hopeless, what trains has signal
         "rollout/occupied": 0.1,  # on a CPU, which decodes row by row
-    }  # fmt: skip
+    }
     sick = {
-        "length/truncated": 0.9, "verdict/right": 0.0, "judge/unjudged": 9.0, "learn/signal_share": 0.01,
-        "learn/entropy": 0.001, "learn/mismatch": 0.5, "rollout/occupied": 0.24, "rollout/gpu_seconds": 0.4,
-    }  # fmt: skip
+        "length/truncated": 0.9,
+        "verdict/right": 0.0,
+        "judge/unjudged": 9.0,
+        "learn/signal_share": 0.01,
+        "learn/entropy": 0.001,
+        "learn/mismatch": 0.5,
+        "rollout/occupied": 0.24,
+        "rollout/gpu_seconds": 0.4,
+    }
     assert not any(shows(healthy) for shows, _ in SIGNS.values())
     silent = sick | {"learn/signal_share": 0.0}
     assert all(shows(silent if name == "no_signal" else sick) for name, (shows, _) in SIGNS.items())
@@ -146,4 +191,7 @@ def test_no_signal_for_three_updates_is_said_once_with_what_to_do() -> None:
     assert [len(sentences) for sentences in said] == [0] * 5 + [1] + [0] * 17
     (sentence,) = said[5]
     assert sentence.startswith("Nothing was learned in 3 updates: ")
-    assert all(part in sentence for part in ("warm start", "easier prompts", "rollout.max_tokens", "whet probe"))
+    assert all(
+        part in sentence
+        for part in ("warm start", "easier prompts", "rollout.max_tokens", "whet probe")
+    )

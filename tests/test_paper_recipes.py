@@ -29,11 +29,19 @@ def test_a_recipe_dry_runs_with_another_model_and_data(
 ) -> None:
     """Its own model and problems are elsewhere: small ones in their places, everything else as published."""
     settings = load_config(path)
-    model, data = model_folder(tmp_path / "model", chat=True), problem_file(tmp_path / "sums.jsonl", 400)
-    sets = [f"model.name='{model}'", *(f"data.{i}.path='{data}'" for i in range(len(settings.data)))]
+    model, data = (
+        model_folder(tmp_path / "model", chat=True),
+        problem_file(tmp_path / "sums.jsonl", 400),
+    )
+    sets = [
+        f"model.name='{model}'",
+        *(f"data.{i}.path='{data}'" for i in range(len(settings.data))),
+    ]
     sets += [f"eval.{i}.path='{data}'" for i in range(len(settings.eval))]
     sets += [f"eval.{i}.name='{entry.name}'" for i, entry in enumerate(settings.eval)]
-    monkeypatch.setattr("sys.argv", ["whet", "train", str(path), "--dry-run", *(f"--set={item}" for item in sets)])
+    monkeypatch.setattr(
+        "sys.argv", ["whet", "train", str(path), "--dry-run", *(f"--set={item}" for item in sets)]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code in (0, 2)  # this machine may be too small for it
@@ -44,18 +52,42 @@ def test_a_recipe_dry_runs_with_another_model_and_data(
 
 
 @pytest.mark.parametrize(
-    ("name", "estimator", "clip_high", "minibatches"), [("speed-rloo", "rloo", 0.2, 1), ("speed-dapo", "dapo", 0.28, 4)]
+    ("name", "estimator", "clip_high", "minibatches"),
+    [("speed-rloo", "rloo", 0.2, 1), ("speed-dapo", "dapo", 0.28, 4)],
 )
-def test_the_numbers_of_speed(name: str, estimator: str, clip_high: float, minibatches: int) -> None:
+def test_the_numbers_of_speed(
+    name: str, estimator: str, clip_high: float, minibatches: int
+) -> None:
     """DAPO's clip binds only where a batch has more than one optimiser step."""
     config = load_config(FOLDER / f"{name}.toml")
     c, learn = config.curriculum, config.learn
-    assert (c.name, c.groups, c.rollouts, c.speed.n_init, c.speed.low, c.speed.high) == ("speed", 16, 24, 4, 0.0, 1.0)
+    assert (c.name, c.groups, c.rollouts, c.speed.n_init, c.speed.low, c.speed.high) == (
+        "speed",
+        16,
+        24,
+        4,
+        0.0,
+        1.0,
+    )
     assert (learn.lr, learn.warmup, learn.weight_decay, learn.grad_clip) == (1e-6, 10, 0.1, 1.0)
-    assert (learn.clip_low, learn.clip_high, learn.kl_coef, learn.entropy_coef) == (0.2, clip_high, 0.0, 0.0)
-    assert (learn.estimator, learn.aggregate, learn.updates, learn.overlong) == (estimator, "batch_tokens", 1, 0)
+    assert (learn.clip_low, learn.clip_high, learn.kl_coef, learn.entropy_coef) == (
+        0.2,
+        clip_high,
+        0.0,
+        0.0,
+    )
+    assert (learn.estimator, learn.aggregate, learn.updates, learn.overlong) == (
+        estimator,
+        "batch_tokens",
+        1,
+        0,
+    )
     assert learn.minibatches == minibatches
-    assert (config.text.max_prompt, config.rollout.max_tokens, config.rollout.temperature) == (1024, 3072, 1.0)
+    assert (config.text.max_prompt, config.rollout.max_tokens, config.rollout.temperature) == (
+        1024,
+        3072,
+        1.0,
+    )
     assert [(e.path, e.n, e.temperature, e.every) for e in config.eval] == [
         ("math500", 1, 1.0, 25),
         ("amc23", 4, 1.0, 25),
@@ -64,10 +96,23 @@ def test_the_numbers_of_speed(name: str, estimator: str, clip_high: float, minib
     ]
 
 
-@pytest.mark.parametrize(("name", "estimator"), [("cures-grpo", "grpo"), ("cures-rpp", "reinforce_pp")])
+@pytest.mark.parametrize(
+    ("name", "estimator"), [("cures-grpo", "grpo"), ("cures-rpp", "reinforce_pp")]
+)
 def test_the_numbers_of_cures(name: str, estimator: str) -> None:
     config = load_config(FOLDER / f"{name}.toml")
     c, learn = config.curriculum, config.learn
-    assert (c.groups, c.rollouts, c.cures.probe, c.cures.subsets, c.cures.subset_steps) == (1024, 8, 4, 15, 10)
-    assert (learn.estimator, learn.lr, learn.kl_coef, learn.clip_high) == (estimator, 1e-6, 0.001, 0.2)
+    assert (c.groups, c.rollouts, c.cures.probe, c.cures.subsets, c.cures.subset_steps) == (
+        1024,
+        8,
+        4,
+        15,
+        10,
+    )
+    assert (learn.estimator, learn.lr, learn.kl_coef, learn.clip_high) == (
+        estimator,
+        1e-6,
+        0.001,
+        0.2,
+    )
     assert c.groups // learn.minibatches == 256

@@ -60,7 +60,11 @@ def test_every_rule_leaves_out_what_it_should(file: Write, tmp_path: Path) -> No
     report = run(data, out, against=[against], pass_rates=Path(probed))
     assert [row["id"] for row in rows_of(out)] == ["good", "not probed"]
     assert rows_of(out)[0]["pass_rate"] == 0.5
-    left_out = {what.removeprefix("left out: "): n for what, n in report.items() if what.startswith("left out")}
+    left_out = {
+        what.removeprefix("left out: "): n
+        for what, n in report.items()
+        if what.startswith("left out")
+    }
     assert left_out == {
         "same problem with another answer": "2",
         "repeat": "1",
@@ -69,14 +73,23 @@ def test_every_rule_leaves_out_what_it_should(file: Write, tmp_path: Path) -> No
         "always solved": "1",
         "never solved": "1",
     }
-    assert report["problems"] == "10" and report["kept"] == "2" and report["kept without a pass rate"] == "1"
+    assert (
+        report["problems"] == "10"
+        and report["kept"] == "2"
+        and report["kept without a pass rate"] == "1"
+    )
 
 
 def test_what_is_written_reads_back_as_the_same_prompts(file: Write, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "How many?"}]
     data = file(
         [
-            {"question": "A?", "answer": "We add.\n#### 3", "level": "Level 2", "source": {"name": "x"}},
+            {
+                "question": "A?",
+                "answer": "We add.\n#### 3",
+                "level": "Level 2",
+                "source": {"name": "x"},
+            },
             {"question": "B?", "answer": ["1/2", "0.5"], "level": "Level 5"},
             {"question": chat, "answer": "4", "id": "mine"},
         ]
@@ -85,7 +98,9 @@ def test_what_is_written_reads_back_as_the_same_prompts(file: Write, tmp_path: P
     run(data, out)
 
     def prompts(path: str) -> list[Prompt]:
-        return list(load_problems(parse_config({"data": {"path": path}, "held_out": {"size": 0}})).train)
+        return list(
+            load_problems(parse_config({"data": {"path": path}, "held_out": {"size": 0}})).train
+        )
 
     assert prompts(str(out)) == prompts(data)
     assert ["id" in row for row in rows_of(out)] == [False, False, True]
@@ -94,11 +109,18 @@ def test_what_is_written_reads_back_as_the_same_prompts(file: Write, tmp_path: P
 
 def test_a_sample_keeps_the_shares_of_the_levels(file: Write, tmp_path: Path) -> None:
     data = file(
-        [{"prompt": f"What is {i} squared?", "answer": f"{i * i}", "level": 1 + (i % 10 == 0)} for i in range(500)]
+        [
+            {"prompt": f"What is {i} squared?", "answer": f"{i * i}", "level": 1 + (i % 10 == 0)}
+            for i in range(500)
+        ]
     )
     report = run(data, tmp_path / "a.jsonl", size=50, seed=1)
     assert Counter(row["level"] for row in rows_of(tmp_path / "a.jsonl")) == {1: 45, 2: 5}
-    assert report["kept"] == "50" and report["kept: level 2"] == "5" and report["left out: not in the sample"] == "450"
+    assert (
+        report["kept"] == "50"
+        and report["kept: level 2"] == "5"
+        and report["left out: not in the sample"] == "450"
+    )
     for name, seed in (("b", 1), ("c", 2)):
         run(data, tmp_path / f"{name}.jsonl", size=50, seed=seed)
     a, b, c = ((tmp_path / f"{name}.jsonl").read_text() for name in "abc")
@@ -107,7 +129,9 @@ def test_a_sample_keeps_the_shares_of_the_levels(file: Write, tmp_path: Path) ->
 
 
 def test_without_levels_the_strata_are_pass_rates() -> None:
-    table = PromptTable([f"Find {i}." for i in range(100)], ["1"] * 100, "text", ids=[f"{i}" for i in range(100)])
+    table = PromptTable(
+        [f"Find {i}." for i in range(100)], ["1"] * 100, "text", ids=[f"{i}" for i in range(100)]
+    )
     rates = {f"{i}": 0.1 if i < 80 else 0.9 for i in range(100)}
     kept, report = prepare(table, usable=lambda prompt: True, against={}, rates=rates, size=10)
     assert sum(row < 80 for row in kept) == 8
@@ -132,18 +156,33 @@ def test_answers_are_looked_for_where_the_task_looks(file: Write) -> None:
 
     assert usable("\\frac{1}{2}") and usable("Evelyn") and usable('["1", "2"]')
     assert not usable("}{") and usable("7" * 400), "a long answer is compared whole"
-    assert usable("yes", answer="tagged") and usable("72", answer="marked") and usable("72", answer="last_number")
+    assert (
+        usable("yes", answer="tagged")
+        and usable("72", answer="marked")
+        and usable("72", answer="last_number")
+    )
     assert not usable("yes", answer="last_number")
 
 
 def test_pass_rates_are_counted_from_a_probe(file: Write, tmp_path: Path) -> None:
-    verdicts = [("a", "right"), ("a", "wrong"), ("a", "unjudged"), ("b", "unjudged"), ("eval:my:set:c", "right")]
-    file([{"prompt_id": i, "verdict": verdict, "response": "x"} for i, verdict in verdicts], "responses.jsonl")
+    verdicts = [
+        ("a", "right"),
+        ("a", "wrong"),
+        ("a", "unjudged"),
+        ("b", "unjudged"),
+        ("eval:my:set:c", "right"),
+    ]
+    file(
+        [{"prompt_id": i, "verdict": verdict, "response": "x"} for i, verdict in verdicts],
+        "responses.jsonl",
+    )
     assert read_pass_rates(tmp_path) == {"a": 0.5, "set:c": 1.0}
     with pytest.raises(WhetError, match="holds no pass rates"):
         read_pass_rates(Path(file([{"id": "a", "rate": 1}], "r.jsonl")))
     with pytest.raises(WhetError, match=r"line 2: pass_rate should be a number from 0 to 1, got 8"):
-        read_pass_rates(Path(file([{"id": "a", "pass_rate": 1}, {"id": "b", "pass_rate": 8}], "s.jsonl")))
+        read_pass_rates(
+            Path(file([{"id": "a", "pass_rate": 1}, {"id": "b", "pass_rate": 8}], "s.jsonl"))
+        )
 
 
 def test_what_cannot_be_meant_is_refused_and_nothing_is_lost(file: Write, tmp_path: Path) -> None:
@@ -168,8 +207,12 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_lost(file: Write, tmp_pa
     assert there.read_text() == "mine" and not (tmp_path / "x.jsonl").exists()
 
 
-def test_a_problem_without_an_answer_column_is_for_a_judge_of_your_own(file: Write, tmp_path: Path) -> None:
-    data = file([{"prompt": "Write a poem.", "topic": "sea"}, {"prompt": "Write a poem.", "topic": "sea"}])
+def test_a_problem_without_an_answer_column_is_for_a_judge_of_your_own(
+    file: Write, tmp_path: Path
+) -> None:
+    data = file(
+        [{"prompt": "Write a poem.", "topic": "sea"}, {"prompt": "Write a poem.", "topic": "sea"}]
+    )
     entry = config.Data(path=data, columns={"answer": ""})
     assert dict(prepare_file(entry, tmp_path / "o.jsonl"))["kept"] == "1"
 

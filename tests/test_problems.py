@@ -15,7 +15,9 @@ def write(path: Path, rows) -> str:
 
 
 def words(start: int, stop: int, **more) -> list[dict]:
-    return [{"prompt": f"Problem number {i}?", "answer": str(i), **more} for i in range(start, stop)]
+    return [
+        {"prompt": f"Problem number {i}?", "answer": str(i), **more} for i in range(start, stop)
+    ]
 
 
 def load(**tree):
@@ -61,7 +63,9 @@ def test_the_slice_depends_on_the_problems_alone(file) -> None:
     assert held(rows) == held(rows[::-1]) == held(rows, seed=7)
     grown = held(words(0, 330))
     assert len(grown & held(rows)) >= 14, "a few new ones have smaller keys"
-    assert grown & {row["prompt"] for row in rows} <= held(rows), "no old problem comes in when data is added"
+    assert grown & {row["prompt"] for row in rows} <= held(rows), (
+        "no old problem comes in when data is added"
+    )
 
 
 def test_repeats_leave_with_the_problem(file) -> None:
@@ -85,8 +89,16 @@ def test_few_held_out_problems_are_told(file) -> None:
     for count, warned in ((49, 1), (50, 0)):
         own = file(words(500, 500 + count), f"e{count}.jsonl")
         notes = load(data={"path": path}, eval={"path": own, "name": "held_out"}).notes
-        assert sum(note.startswith(f"With {count} problems, the accuracy on held_out") for note in notes) == warned
-    other = load(data={"path": path}, eval={"path": file(words(500, 510), "e.jsonl")}, held_out={"size": 0})
+        assert (
+            sum(
+                note.startswith(f"With {count} problems, the accuracy on held_out")
+                for note in notes
+            )
+            == warned
+        )
+    other = load(
+        data={"path": path}, eval={"path": file(words(500, 510), "e.jsonl")}, held_out={"size": 0}
+    )
     assert other.notes == (), "another set chooses nothing"
 
 
@@ -100,7 +112,9 @@ def test_too_few_for_a_slice(file) -> None:
 def test_no_slice_where_none_is_wanted(file) -> None:
     path = file(words(0, 200))
     none = load(data={"path": path}, held_out={"size": 0})
-    own = load(data={"path": path}, eval={"path": file(words(500, 560), "e.jsonl"), "name": "held_out"})
+    own = load(
+        data={"path": path}, eval={"path": file(words(500, 560), "e.jsonl"), "name": "held_out"}
+    )
     assert len(none.train) == len(own.train) == 200 and none.notes == own.notes == ()
     assert none.evals == {} and len(own.evals["held_out"]) == 60
 
@@ -111,7 +125,9 @@ def test_a_task_that_makes_its_problems_is_sliced_too() -> None:
     assert len(held) >= 50 and not held & {key_of(p) for p in problems.train}
     assert len(problems.train) == problems.shares[0][0] < 1000
     pairs = problems.solutions(np.random.default_rng(0), 2000, {"max_level": 1})
-    assert len(pairs) == 2000 and not held & {key_of(p) for p, _ in pairs}, "what is held out is not imitated either"
+    assert len(pairs) == 2000 and not held & {key_of(p) for p, _ in pairs}, (
+        "what is held out is not imitated either"
+    )
     assert len({key_of(p) for p in problems.train}) < len(problems.train)
     assert problems.notes == (), "generated problems repeat by design"
 
@@ -123,7 +139,10 @@ def test_held_out_solutions_are_not_imitated(file) -> None:
 
 
 def test_overlap_is_counted_for_each_set(file) -> None:
-    shown = [{"prompt": "PROBLEM NUMBER $7$ ?", "answer": "7"}, {"prompt": "problem number 8", "answer": "8"}]
+    shown = [
+        {"prompt": "PROBLEM NUMBER $7$ ?", "answer": "7"},
+        {"prompt": "problem number 8", "answer": "8"},
+    ]
     problems = load(
         data={"path": file(words(0, 50))},
         eval=[
@@ -153,14 +172,21 @@ def test_entries_with_different_judges(file) -> None:
     problems = load(data=[{"path": path}, {"path": other, "options": {"answer": "boxed"}}])
     first, last = problems.train.at(0), problems.train.at(5)
     score = {p.task: problems.judges[p.task](p, f"It is {p.answer}.") for p in (first, last)}
-    assert {task: judgement.score for task, judgement in score.items()} == {"text": 1.0, "text:2": 0.0}
+    assert {task: judgement.score for task, judgement in score.items()} == {
+        "text": 1.0,
+        "text:2": 0.0,
+    }
     assert score["text"].final == "0"
 
 
 def test_a_callable_judges_everything(file) -> None:
-    settings = parse_config({"data": {"path": file(words(0, 3))}, "eval": {"path": file(words(5, 7), "e.jsonl")}})
+    settings = parse_config(
+        {"data": {"path": file(words(0, 3))}, "eval": {"path": file(words(5, 7), "e.jsonl")}}
+    )
     problems = load_problems(settings, lambda prompt, response: 0.25)
-    assert [problems.judges[p.task](p, "").score for p in (problems.train.at(0), problems.evals["e"][0])] == [0.25] * 2
+    assert [
+        problems.judges[p.task](p, "").score for p in (problems.train.at(0), problems.evals["e"][0])
+    ] == [0.25] * 2
 
 
 def test_reward_terms_are_in_the_judgement(file) -> None:
@@ -173,7 +199,9 @@ def test_left_out_rows_are_told(file) -> None:
     blank = [{"prompt": "a", "answer": answer} for answer in (None, "", float("nan"))]
     problems = load(data={"path": file([*words(0, 500), *blank])})
     (note,) = problems.notes
-    assert note.startswith("3 of the 503 rows") and "no answer (empty, null or NaN): left out." in note
+    assert (
+        note.startswith("3 of the 503 rows") and "no answer (empty, null or NaN): left out." in note
+    )
 
 
 def test_short_names_are_found_in_the_data_folder(tmp_path) -> None:
@@ -192,6 +220,13 @@ def test_a_reserved_id(file) -> None:
 
 def test_choosing() -> None:
     keys = [5, 3, 3, 9, 1] * 40 + list(range(100, 400))
-    assert choose_held_out(keys, 200) == {1, 3, 5, 9, *range(100, 126)}, "a tenth of the 304 different problems"
+    assert choose_held_out(keys, 200) == {1, 3, 5, 9, *range(100, 126)}, (
+        "a tenth of the 304 different problems"
+    )
     assert choose_held_out(keys, 12) == {1, 3, 5, 9, *range(100, 108)}
-    assert choose_held_out(keys, 0) == choose_held_out([], 10) == choose_held_out(range(99), 10) == frozenset()
+    assert (
+        choose_held_out(keys, 0)
+        == choose_held_out([], 10)
+        == choose_held_out(range(99), 10)
+        == frozenset()
+    )

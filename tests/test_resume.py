@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 import torch
 from faults import Faults, Killed
-from small_run import SMALL, Silent, Stop, assert_same_run, even_digits, newest_weights, small_config
+from small_run import (
+    SMALL,
+    Silent,
+    Stop,
+    assert_same_run,
+    even_digits,
+    newest_weights,
+    small_config,
+)
 
 from whet import api, cli, files
 from whet.errors import WhetError
@@ -31,10 +39,17 @@ KINDS = {
     "barrier": (),
     "dapo": ("curriculum.name=dapo", "curriculum.max_age=1"),
     "stream cut": ("rollout.mode=stream", "curriculum.name=dapo"),
-    "stream recompute": ("rollout.mode=stream", "rollout.on_update=recompute", "curriculum.max_age=2"),
+    "stream recompute": (
+        "rollout.mode=stream",
+        "rollout.on_update=recompute",
+        "curriculum.max_age=2",
+    ),
     "bf16 masters, kl": ("model.dtype=bfloat16", "learn.kl_coef=0.1", "learn.updates=2"),
 }
-FILE = [item for item in SMALL if not item.startswith(("data.", "eval."))] + ["steps=2", "held_out.size=0"]
+FILE = [item for item in SMALL if not item.startswith(("data.", "eval."))] + [
+    "steps=2",
+    "held_out.size=0",
+]
 
 
 def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
@@ -45,10 +60,14 @@ def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
 
 # A filter that requests more groups is also part of "stream cut".
 @pytest.mark.wide
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "dapo")) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "dapo")) for kind in KINDS]
+)
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
     train(tmp_path / "whole", *KINDS[kind])
-    api.run_recipe(small_config(*KINDS[kind]), tmp_path / "parts", watcher=Stop(3), reward=even_digits)
+    api.run_recipe(
+        small_config(*KINDS[kind]), tmp_path / "parts", watcher=Stop(3), reward=even_digits
+    )
     assert read_metrics(tmp_path / "parts")[-1]["step"] == 3
     resumed = train(tmp_path / "parts", *KINDS[kind], resume=True)
     assert "Resuming after step 3." in resumed.messages
@@ -67,7 +86,14 @@ def test_a_crash_at_any_write_or_rename_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, least: int
 ) -> None:
     """Killed before or in the midst of the k-th change of a file, for every k of a run (after it = before the next)."""
-    sets = ("steps=2", "save.every=1", "save.keep=1", "save.rollouts=4", "eval.0.limit=4", "curriculum.groups=2")
+    sets = (
+        "steps=2",
+        "save.every=1",
+        "save.keep=1",
+        "save.rollouts=4",
+        "eval.0.limit=4",
+        "curriculum.groups=2",
+    )
     train(tmp_path / "whole", *sets)
     for number in itertools.count():
         folder = tmp_path / f"killed-{number}"
@@ -110,7 +136,12 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> 
 
 def process_recipe(tmp_path: Path, steps: int) -> Path:
     recipe = tmp_path / "recipe.toml"
-    sets = [*SMALL, f"steps={steps}", "data.0.reward=small_run:even_digits", "eval.0.reward=small_run:even_digits"]
+    sets = [
+        *SMALL,
+        f"steps={steps}",
+        "data.0.reward=small_run:even_digits",
+        "eval.0.reward=small_run:even_digits",
+    ]
     recipe.write_text(dump_config(load_config(sets=sets)))
     return recipe
 
@@ -160,15 +191,23 @@ def test_a_corrupted_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> Non
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
 
 
-def test_a_problem_that_was_changed_under_its_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_that_was_changed_under_its_id_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "sums.jsonl"
-    rows = [{"id": f"sum {i}", "prompt": f"What is {i}+1?", "answer": str(i + 1)} for i in range(60)]
+    rows = [
+        {"id": f"sum {i}", "prompt": f"What is {i}+1?", "answer": str(i + 1)} for i in range(60)
+    ]
 
     def go_on(changes: dict[int, dict[str, str]], resume: bool = True) -> Silent:
-        data.write_text("".join(json.dumps(row | changes.get(i, {})) + "\n" for i, row in enumerate(rows)))
+        data.write_text(
+            "".join(json.dumps(row | changes.get(i, {})) + "\n" for i, row in enumerate(rows))
+        )
         settings = load_config(sets=[*FILE, f"data.0.path={data}"])
         silent = Silent()
-        api.run_recipe(settings, tmp_path / "run", watcher=silent, reward=even_digits, resume=resume)
+        api.run_recipe(
+            settings, tmp_path / "run", watcher=silent, reward=even_digits, resume=resume
+        )
         return silent
 
     go_on({}, resume=False)
@@ -176,7 +215,10 @@ def test_a_problem_that_was_changed_under_its_id_is_refused(tmp_path: Path, monk
     sentence = 'The training problem "{}" is not what it was when the checkpoint was written ({} of 60 have another'
     for changes, said in (
         ({7: {"answer": "9"}}, sentence.format("sum 7", 1)),
-        ({9: {"prompt": "What is 9+2?"}, 8: {"prompt": "What is 8+2?"}}, sentence.format("sum 8", 2)),
+        (
+            {9: {"prompt": "What is 9+2?"}, 8: {"prompt": "What is 8+2?"}},
+            sentence.format("sum 8", 2),
+        ),
     ):
         with pytest.raises(WhetError, match=f"^{re.escape(said)}"):
             go_on(changes)
@@ -205,11 +247,16 @@ def test_a_signal_in_the_warm_start_has_its_own_exit_code(
 def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     arguments = {"watcher": Stop(5), "reward": even_digits}
     assert api.run_recipe(small_config(), tmp_path / "run", **arguments) == 0
-    assert api.run_recipe(small_config(), tmp_path / "other", watcher=Stop(3), reward=even_digits) == signal.SIGINT
+    assert (
+        api.run_recipe(small_config(), tmp_path / "other", watcher=Stop(3), reward=even_digits)
+        == signal.SIGINT
+    )
 
 
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
-def test_a_judge_that_hangs_does_not_hold_up_a_run_that_is_to_stop(tmp_path: Path, mode: str) -> None:
+def test_a_judge_that_hangs_does_not_hold_up_a_run_that_is_to_stop(
+    tmp_path: Path, mode: str
+) -> None:
     """The judge itself asks the run to stop, and then never answers. What it was given is judged after the resume."""
     sets = (f"rollout.mode={mode}", "judge.timeout_s=2", "judge.workers=1", "save.every=50")
     hangs, asked, parent = tmp_path / "hangs", tmp_path / "asked", os.getpid()
@@ -231,7 +278,12 @@ def test_a_judge_that_hangs_does_not_hold_up_a_run_that_is_to_stop(tmp_path: Pat
     train(tmp_path / "whole", *sets)
     folder = tmp_path / "parts"
     stopped = api.run_recipe(small_config(*sets), folder, watcher=Breaks(), reward=judge)
-    assert stopped == signal.SIGTERM and [row["step"] for row in read_metrics(folder)] == [0, 1, 2, 3]
+    assert stopped == signal.SIGTERM and [row["step"] for row in read_metrics(folder)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     hangs.unlink()
     resumed = train(folder, *sets, resume=True)
     assert "Resuming after step 3." in resumed.messages
@@ -246,7 +298,8 @@ def test_a_judge_that_hangs_in_an_evaluation_is_not_waited_for(tmp_path: Path) -
     parent, asked = os.getpid(), tmp_path / "asked"
 
     def judge(prompt: Any, response: str) -> float:
-        if prompt.id.startswith("eval:") and (tmp_path / "run").exists():  # it is called before there is a folder, too
+        # it is called before there is a folder, too
+        if prompt.id.startswith("eval:") and (tmp_path / "run").exists():
             if not asked.exists():
                 asked.touch()
                 os.kill(parent, signal.SIGTERM)
@@ -255,7 +308,10 @@ def test_a_judge_that_hangs_in_an_evaluation_is_not_waited_for(tmp_path: Path) -
 
     sets = ("judge.timeout_s=2", "judge.workers=1")
     watcher = Silent()
-    assert api.run_recipe(small_config(*sets), tmp_path / "run", watcher=watcher, reward=judge) == signal.SIGTERM
+    assert (
+        api.run_recipe(small_config(*sets), tmp_path / "run", watcher=watcher, reward=judge)
+        == signal.SIGTERM
+    )
     (row,) = read_metrics(tmp_path / "run")
     assert row["step"] == 0 and "eval/held_out/accuracy" not in row
     assert (tmp_path / "run" / "checkpoints" / "step_00000000").is_dir()
@@ -266,7 +322,11 @@ def test_a_judge_that_hangs_in_an_evaluation_is_not_waited_for(tmp_path: Path) -
 def test_a_second_sigterm_ends_a_run_at_once(tmp_path: Path) -> None:
     """The judge hangs for longer than this test may take."""
     recipe, folder = process_recipe(tmp_path, 40), tmp_path / "run"
-    text = recipe.read_text().replace("small_run:even_digits", "hanging:judge").replace("120.0", "5000.0")
+    text = (
+        recipe.read_text()
+        .replace("small_run:even_digits", "hanging:judge")
+        .replace("120.0", "5000.0")
+    )
     recipe.write_text(text)
     (tmp_path / "hanging.py").write_text(
         "import time\n"
@@ -278,7 +338,9 @@ def test_a_second_sigterm_ends_a_run_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "whet", "train", "--out", str(folder), str(recipe)]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     with folder.with_suffix(".log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         wait_until(lambda: (tmp_path / "hangs").exists(), process, folder)
         process.send_signal(signal.SIGTERM)

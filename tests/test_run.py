@@ -25,7 +25,14 @@ from whet.errors import Stopped, WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import load_config
-from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
+from whet.run import (
+    Run,
+    best_checkpoint,
+    checkpoint_path,
+    checkpoint_steps,
+    read_metrics,
+    read_rollouts,
+)
 
 CONFIG = "seed = 1\n"
 KINDS = ("before", "half", "error")
@@ -68,7 +75,9 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("lock", "scores.json", "manifest.json") and path.suffix != ".npz"
+        if path.is_file()
+        and path.name not in ("lock", "scores.json", "manifest.json")
+        and path.suffix != ".npz"
     }
 
 
@@ -89,17 +98,28 @@ def install(monkeypatch, kind: str, at: int | None) -> Faults:
 
 def test_a_whole_life(whole):
     assert checkpoint_steps(whole) == [1, 3], "the newest and the best"
-    assert json.loads((whole / "checkpoints" / "best.json").read_text()) == {"step": 1, "score": 0.9}
-    assert best_checkpoint(whole) == checkpoint_path(whole, 1) == whole / "checkpoints" / "step_00000001"
+    assert json.loads((whole / "checkpoints" / "best.json").read_text()) == {
+        "step": 1,
+        "score": 0.9,
+    }
+    assert (
+        best_checkpoint(whole)
+        == checkpoint_path(whole, 1)
+        == whole / "checkpoints" / "step_00000001"
+    )
     assert [row["step"] for row in read_metrics(whole)] == list(range(4))
     assert [row["response"] for row in read_rollouts(whole, 3)] == ["3 0", "3 1"]
-    assert [row["step"] for row in read_rollouts(whole)] == [step for step in range(4) for _ in range(2)]
+    assert [row["step"] for row in read_rollouts(whole)] == [
+        step for step in range(4) for _ in range(2)
+    ]
     assert (whole / "config.toml").read_text() == CONFIG
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_any_instant_a_run_goes_on_as_if_nothing_had_happened(monkeypatch, tmp_path, whole, kind):
+def test_killed_at_any_instant_a_run_goes_on_as_if_nothing_had_happened(
+    monkeypatch, tmp_path, whole, kind
+):
     for at in range(10_000):
         folder, done = tmp_path / str(at), []
         faults = install(monkeypatch, kind, at)
@@ -120,20 +140,28 @@ def check_resumable(folder: Path, done: list[int], where: str) -> None:
     with Run.resume(folder) as run:
         newest = run.newest_checkpoint(pytest.fail)
         if done:
-            assert newest is not None and int(newest.name[-8:]) >= done[-1], f"{where}: a saved step was lost"
+            assert newest is not None and int(newest.name[-8:]) >= done[-1], (
+                f"{where}: a saved step was lost"
+            )
             best = best_checkpoint(run.folder)
             assert best is not None, where
-            assert SCORE[int(best.name[-8:])] >= max(SCORE[step] for step in done), f"{where}: the best was lost"
+            assert SCORE[int(best.name[-8:])] >= max(SCORE[step] for step in done), (
+                f"{where}: the best was lost"
+            )
         step = -1 if newest is None else int(newest.name[-8:])
         run.cut_back(step)
         assert [row["step"] for row in read_metrics(folder)] == list(range(step + 1)), where
-        assert sorted({row["step"] for row in read_rollouts(folder)}) == list(range(step + 1)), where
+        assert sorted({row["step"] for row in read_rollouts(folder)}) == list(range(step + 1)), (
+            where
+        )
         assert list(folder.rglob(".whet-*")) == [], where
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_any_instant_while_it_writes_over_a_damaged_future(monkeypatch, tmp_path, whole, kind):
+def test_killed_at_any_instant_while_it_writes_over_a_damaged_future(
+    monkeypatch, tmp_path, whole, kind
+):
     """The newest checkpoint is damaged; the run goes on from the one before and comes by that step again."""
     for at in range(10_000):
         folder = tmp_path / str(at)
@@ -146,7 +174,9 @@ def test_killed_at_any_instant_while_it_writes_over_a_damaged_future(monkeypatch
         install(monkeypatch, kind, None)
         live(folder, [], skipped.append)
         assert 1 <= len(skipped) <= 2
-        assert all("step_00000003 is skipped: state/tally.json was changed" in text for text in skipped)
+        assert all(
+            "step_00000003 is skipped: state/tally.json was changed" in text for text in skipped
+        )
         assert tree(folder) == tree(whole), f"{kind} at {at}"
         assert list(folder.rglob(".whet-*")) == []
         if not faults.fired:
@@ -165,12 +195,20 @@ def damage(checkpoint: Path) -> None:
 def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, tmp_path, kind):
     """The Hugging Face part included; what is replaced is whole, and the best."""
     tokenizer = tiny_tokenizer("01+=")
-    models = [tiny_model(len(tokenizer), hidden=8, layers=1, heads=1, context=16, seed=seed) for seed in (0, 1)]
+    models = [
+        tiny_model(len(tokenizer), hidden=8, layers=1, heads=1, context=16, seed=seed)
+        for seed in (0, 1)
+    ]
 
     def write(which: int):
         def to(folder: Path) -> None:
             save_checkpoint(
-                folder, model=models[which], tokenizer=tokenizer, tensors={}, arrays={}, states={"which": which}
+                folder,
+                model=models[which],
+                tokenizer=tokenizer,
+                tensors={},
+                arrays={},
+                states={"which": which},
             )
 
         return to
@@ -188,7 +226,11 @@ def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, 
             pass
         monkeypatch.undo()
         with Run.resume(folder) as run:
-            assert run.newest_checkpoint(pytest.fail) == best_checkpoint(run.folder) == checkpoint_path(folder, 5)
+            assert (
+                run.newest_checkpoint(pytest.fail)
+                == best_checkpoint(run.folder)
+                == checkpoint_path(folder, 5)
+            )
         which = load_checkpoint(checkpoint_path(folder, 5)).states["which"]
         if not faults.fired:
             assert at > 8 and which == 1
@@ -222,7 +264,9 @@ def test_a_process_killed_by_the_system_can_be_resumed_at_once(tmp_path):
     folder = tmp_path / "run"
     reached = 0
     for more in (3, 17, 8):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(LIFE), str(folder)], stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(LIFE), str(folder)], stderr=subprocess.PIPE
+        )
         wait_until(lambda: len(steps_logged(folder)) > reached + more, process)  # noqa: B023
         process.kill()
         process.communicate()
@@ -231,7 +275,9 @@ def test_a_process_killed_by_the_system_can_be_resumed_at_once(tmp_path):
             assert newest is not None
             step = load_checkpoint(newest).states["tally"]
             run.cut_back(step)
-            assert best_checkpoint(run.folder) == checkpoint_path(folder, 0), "the first had the highest score"
+            assert best_checkpoint(run.folder) == checkpoint_path(folder, 0), (
+                "the first had the highest score"
+            )
         assert step >= reached + more - 1
         assert steps_logged(folder) == list(range(step + 1))
         assert sorted({row["step"] for row in read_rollouts(folder)}) == list(range(step + 1))
@@ -239,7 +285,9 @@ def test_a_process_killed_by_the_system_can_be_resumed_at_once(tmp_path):
 
 
 def steps_logged(folder: Path) -> list[int]:
-    return [row["step"] for row in read_metrics(folder)] if (folder / "config.toml").exists() else []
+    return (
+        [row["step"] for row in read_metrics(folder)] if (folder / "config.toml").exists() else []
+    )
 
 
 def wait_until(condition, process: subprocess.Popen) -> None:
@@ -252,7 +300,9 @@ def wait_until(condition, process: subprocess.Popen) -> None:
 def test_a_second_process_is_refused_and_told_who_is_there(tmp_path):
     with Run.create(tmp_path / "run", CONFIG):
         script = "import sys; from pathlib import Path; from whet.run import Run; Run.resume(Path(sys.argv[1]))"
-        second = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True)
+        second = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True
+        )
         assert second.returncode == 1
         assert (
             f"WhetError: {tmp_path / 'run'} is in use by process {os.getpid()} on {platform.node()}: wait"
@@ -292,7 +342,9 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
 
 def test_a_folder_with_a_run_is_not_started_again(tmp_path):
     Run.create(tmp_path, CONFIG).close()
-    with pytest.raises(WhetError, match=r"already holds a run \(config.toml\): go on with --resume"):
+    with pytest.raises(
+        WhetError, match=r"already holds a run \(config.toml\): go on with --resume"
+    ):
         Run.create(tmp_path, "other")
     assert (tmp_path / "config.toml").read_text() == CONFIG
     (tmp_path / "config.toml").unlink()
@@ -311,7 +363,9 @@ def test_a_run_keeps_its_prompts_where_another_is_refused(tmp_path):
 
 def test_prompts_that_no_file_can_hold_are_refused(tmp_path):
     prompts = [("2+2=", "4"), {"prompt": "3+5=", "answer": np.int64(8)}]
-    with pytest.raises(WhetError, match=r"^Prompt 2 cannot be written to the run's folder: Object of type int64"):
+    with pytest.raises(
+        WhetError, match=r"^Prompt 2 cannot be written to the run's folder: Object of type int64"
+    ):
         whet.train("tiny", prompts, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -324,7 +378,9 @@ def test_a_folder_with_other_things_can_hold_a_run(tmp_path):
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path):
-    with pytest.raises(WhetError, match=r"There is no run to resume in .*none: there is no such folder; start one"):
+    with pytest.raises(
+        WhetError, match=r"There is no run to resume in .*none: there is no such folder; start one"
+    ):
         Run.resume(tmp_path / "none")
     with pytest.raises(WhetError, match=r"it holds no config.toml"):
         Run.resume(tmp_path)
@@ -360,7 +416,9 @@ def test_a_failed_start_frees_the_lock(tmp_path, monkeypatch):
 
 def test_saving_a_model_leaves_the_progress_bars_of_transformers_on(tmp_path):
     logging.enable_progress_bar()
-    save_checkpoint(tmp_path / "a", model=tiny_model(8), tokenizer=None, tensors={}, arrays={}, states={})
+    save_checkpoint(
+        tmp_path / "a", model=tiny_model(8), tokenizer=None, tensors={}, arrays={}, states={}
+    )
     assert (tmp_path / "a" / "model.safetensors").is_file() and logging.is_progress_bar_enabled()
 
 
@@ -377,10 +435,16 @@ def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch)
             lambda: run.record(2, {"a": 2}),
             lambda: run.save(2, writer(2), 0.7),
         ):
-            with pytest.raises(WhetError, match=r"no space left to write .*everything saved before is untouched"):
+            with pytest.raises(
+                WhetError, match=r"no space left to write .*everything saved before is untouched"
+            ):
                 act()
         monkeypatch.undo()
-        assert run.newest_checkpoint(pytest.fail) == best_checkpoint(run.folder) == checkpoint_path(run.folder, 1)
+        assert (
+            run.newest_checkpoint(pytest.fail)
+            == best_checkpoint(run.folder)
+            == checkpoint_path(run.folder, 1)
+        )
         assert read_metrics(run.folder) == [{"step": 1, "a": 1}]
         run.save(2, writer(2), 0.7)
         assert best_checkpoint(run.folder) == checkpoint_path(run.folder, 2)
@@ -388,8 +452,19 @@ def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch)
 
 def test_metrics_are_strict_json_with_the_step_first(tmp_path):
     with Run.create(tmp_path, CONFIG) as run:
-        run.record(3, {"z": float("nan"), "a": np.float32(0.5), "m": float("-inf"), "n": np.int64(4), "step": 3})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 3, "a": 0.5, "m": null, "n": 4, "z": null}\n'
+        run.record(
+            3,
+            {
+                "z": float("nan"),
+                "a": np.float32(0.5),
+                "m": float("-inf"),
+                "n": np.int64(4),
+                "step": 3,
+            },
+        )
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 3, "a": 0.5, "m": null, "n": 4, "z": null}\n'
 
 
 def test_rollouts_of_hostile_text_stay_one_line_each(tmp_path):
@@ -427,12 +502,17 @@ def test_logs_are_cut_back_to_a_step(tmp_path):
         run.cut_back(2)
         assert (tmp_path / "metrics.jsonl").read_text().splitlines()[-1] == '{"step": 2, "a": 2}'
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
-        assert read_pictures(tmp_path)[1:] == [{"step": step, "flow": {"asked": step}} for step in (1, 2)]
+        assert read_pictures(tmp_path)[1:] == [
+            {"step": step, "flow": {"asked": step}} for step in (1, 2)
+        ]
         assert [row["step"] for row in read_rollouts(tmp_path)] == [0, 0, 1, 1, 2, 2]
         run.record(3, {"a": 3})
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
         run.cut_back(-1)
-        assert read_metrics(tmp_path) == read_pictures(tmp_path) == [] and list(read_rollouts(tmp_path)) == []
+        assert (
+            read_metrics(tmp_path) == read_pictures(tmp_path) == []
+            and list(read_rollouts(tmp_path)) == []
+        )
 
 
 def test_a_damaged_line_in_the_midst_is_told(tmp_path):
@@ -503,7 +583,10 @@ def test_a_best_that_was_not_yet_named_is_named_by_the_next_start(monkeypatch, t
             run.save(2, writer(2), 0.6)
     assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"] == 1
     with Run.resume(tmp_path):
-        assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 2, "score": 0.6}
+        assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {
+            "step": 2,
+            "score": 0.6,
+        }
 
 
 def test_the_best_is_never_of_a_future_that_was_abandoned(tmp_path):
@@ -513,7 +596,10 @@ def test_the_best_is_never_of_a_future_that_was_abandoned(tmp_path):
             run.save(step, writer(step), score, keep=3)
         (checkpoint_path(tmp_path, 30) / "manifest.json").unlink()
         run.save(25, writer(25), 0.1, keep=1)
-        assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 10, "score": 0.3}
+        assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {
+            "step": 10,
+            "score": 0.3,
+        }
         assert checkpoint_steps(tmp_path) == [10, 25]
         run.save(30, writer(30), keep=1)  # the same step again, which was not evaluated this time
         assert best_checkpoint(run.folder) == checkpoint_path(tmp_path, 10)
@@ -544,7 +630,8 @@ def test_signals_ask_to_stop(tmp_path):
             assert not run.stopping
             signal.raise_signal(signal.SIGTERM)
             assert run.stopping
-            signal.raise_signal(signal.SIGTERM)  # as `timeout` does, which also sends it to its group
+            # as `timeout` does, which also sends it to its group
+            signal.raise_signal(signal.SIGTERM)
             with pytest.raises(Stopped):
                 signal.raise_signal(signal.SIGINT)
             run.signal_at -= 2.0  # as if it had been two seconds ago

@@ -33,7 +33,15 @@ def test_broken_characters_are_those_of_the_tokenizer():
     assert table is not None
     number = {text: i for i, text in table.items()}
     parts = [number[bytes([b])] for b in "€".encode()]
-    for ids in (parts, parts[:1], parts[:2], parts[1:], parts[::-1], parts[:2] + parts, parts[:1] * 3):
+    for ids in (
+        parts,
+        parts[:1],
+        parts[:2],
+        parts[1:],
+        parts[::-1],
+        parts[:2] + parts,
+        parts[:1] * 3,
+    ):
         assert spell(table, ids) == backend.decode(ids, skip_special_tokens=False)
 
 

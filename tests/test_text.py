@@ -23,7 +23,9 @@ TEMPLATE = (
 BOS, EOS, TURN = 256, 257, 258
 
 
-def bytes_tokenizer(*, bos: bool = False, eos: bool = False, chat: bool = False) -> PreTrainedTokenizerFast:
+def bytes_tokenizer(
+    *, bos: bool = False, eos: bool = False, chat: bool = False
+) -> PreTrainedTokenizerFast:
     """Byte-level, as the tokenizers of large models are, without merges: any text, one token a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {c: i for i, c in enumerate(alphabet)} | {"<s>": BOS, "</s>": EOS, "<|turn|>": TURN}
@@ -86,7 +88,8 @@ def test_messages_use_the_template() -> None:
 
 def test_messages_without_a_template() -> None:
     with pytest.raises(
-        WhetError, match='The prompt "c" is a list of chat messages, but the model has no chat template'
+        WhetError,
+        match='The prompt "c" is a list of chat messages, but the model has no chat template',
     ):
         Codec(bytes_tokenizer()).encode(chat("1+1?"))
 
@@ -166,20 +169,30 @@ def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     codec = Codec(bytes_tokenizer())
     ids = codec.encode(plain("a\u00e9\U0001f600"))
     assert codec.pieces([*ids, EOS]) == ["a", "", "\u00e9", "", "", "", "\U0001f600", ""]
-    assert codec.pieces(ids[:-1]) == ["a", "", "\u00e9", "", "", "\ufffd"], "half a character ends the text"
+    assert codec.pieces(ids[:-1]) == ["a", "", "\u00e9", "", "", "\ufffd"], (
+        "half a character ends the text"
+    )
     assert codec.pieces([ids[1], ids[0], TURN]) == ["", "\ufffda", ""] and codec.pieces([]) == []
 
 
-SPACED = ["<s>", "</s>", "\u2581on", "e", "\u2581two", ",", "<0xC3>", "<0xA9>"]  # as SentencePiece has them
+# as SentencePiece has them
+SPACED = ["<s>", "</s>", "\u2581on", "e", "\u2581two", ",", "<0xC3>", "<0xA9>"]
 
 
 @given(st.lists(st.integers(0, len(SPACED) - 1), max_size=12))
 def test_pieces_where_spaces_belong_to_tokens(ids: list[int]) -> None:
     """The decoder of Llama 2 drops the first space, and joins bytes that no word covers."""
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(SPACED)}, merges=[]))
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
-    codec = Codec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"))
+    codec = Codec(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    )
     assert codec.pieces([2, 3, 4, 5, 6, 7, 1]) == ["on", "e", " two", ",", "", "\u00e9", ""]
     pieces = codec.pieces(ids)
     assert pieces is None or (len(pieces) == len(ids) and "".join(pieces) == codec.decode(ids))
@@ -197,7 +210,11 @@ def test_prompts_encoded_together_are_those_encoded_one_by_one() -> None:
     assert [len(ids) for ids in codec.encode_all(prompts)] == list(range(1, 1201))
     chatting = Codec(bytes_tokenizer(bos=True, chat=True))
     both = [chat("b" * 10), plain("b" * 10)]
-    assert [len(ids) for ids in chatting.encode_all(both)] == [28, 28] == [len(chatting.encode(p)) for p in both]
+    assert (
+        [len(ids) for ids in chatting.encode_all(both)]
+        == [28, 28]
+        == [len(chatting.encode(p)) for p in both]
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +222,10 @@ def test_prompts_encoded_together_are_those_encoded_one_by_one() -> None:
     [
         ("\x1b[2J\x1b[H", r"\x1b[2J\x1b[H"),
         ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
-        ("\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", r"\x1b]8;;http://evil\x1b\click\x1b]8;;\x1b" + "\\"),
+        (
+            "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",
+            r"\x1b]8;;http://evil\x1b\click\x1b]8;;\x1b" + "\\",
+        ),
         ("\x9b31m", r"\x9b31m"),
         ("right\rwrong", r"right\rwrong"),
         ("a\x08b\x7fc\x00d", r"a\x08b\x7fc\x00d"),
@@ -223,14 +243,26 @@ def test_hostile_strings_are_spelled_out(hostile: str, shown: str) -> None:
 
 
 def test_plain_text_stays() -> None:
-    for text in ("", "abc", "a\n\tb", "\u00e9\u4e2d\u6587\u3000\u0627\u0644 \U0001f600", "a\u00a0b", r"\frac{1}{2}"):
+    for text in (
+        "",
+        "abc",
+        "a\n\tb",
+        "\u00e9\u4e2d\u6587\u3000\u0627\u0644 \U0001f600",
+        "a\u00a0b",
+        r"\frac{1}{2}",
+    ):
         assert printable(text) == text
     assert printable("a\n\tb\u3000c", one_line=True) == r"a\n\tb" + "\u3000c"
 
 
-@given(st.text() | st.text(st.characters(categories=["Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"])), st.booleans())
+@given(
+    st.text() | st.text(st.characters(categories=["Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"])),
+    st.booleans(),
+)
 def test_nothing_invisible_gets_through(text: str, one_line: bool) -> None:
     shown = printable(text, one_line=one_line)
     kept = set() if one_line else set("\n\t")
-    assert {unicodedata.category(c) for c in set(shown) - kept}.isdisjoint({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+    assert {unicodedata.category(c) for c in set(shown) - kept}.isdisjoint(
+        {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    )
     assert printable(shown, one_line=one_line) == shown

@@ -43,7 +43,9 @@ def test_encoding_is_the_librarys_own(name: str) -> None:
     prompts = [Prompt(id=str(n), text="é1 " * n + "?", answer="", task="text") for n in range(30)]
     own = [
         made.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=False
+            [{"role": "user", "content": prompt.text}],
+            add_generation_prompt=True,
+            return_dict=False,
         )
         for prompt in prompts
     ]
@@ -66,7 +68,10 @@ def test_a_plain_text_that_brings_its_bos() -> None:
     """Prompts rendered elsewhere."""
     made = codec("gemma", template="plain")
     whole = Prompt(id="w", text="<bos>1+1?", answer="2", task="text")
-    assert made.encode(whole) == made.encode(TEXT) and made.render(whole) == made.render(TEXT) == "<bos>1+1?"
+    assert (
+        made.encode(whole) == made.encode(TEXT)
+        and made.render(whole) == made.render(TEXT) == "<bos>1+1?"
+    )
 
 
 @EVERY
@@ -108,7 +113,10 @@ def test_a_template_without_an_end_of_turn(template: str) -> None:
     tokenizer = family_tokenizer("chatml")
     tokenizer.chat_template = template
     made = Codec(tokenizer)
-    assert made.stop_ids == (tokenizer.eos_token_id,) and made.encode_response("2")[-1] == tokenizer.eos_token_id
+    assert (
+        made.stop_ids == (tokenizer.eos_token_id,)
+        and made.encode_response("2")[-1] == tokenizer.eos_token_id
+    )
 
 
 def test_an_end_of_turn_that_is_not_special() -> None:
@@ -136,7 +144,9 @@ def test_system_prompt_and_suffix() -> None:
 
 
 def test_a_suffix_needs_a_user() -> None:
-    with pytest.raises(WhetError, match=r'The prompt "c" has no user message to which text.prompt_suffix could go'):
+    with pytest.raises(
+        WhetError, match=r'The prompt "c" has no user message to which text.prompt_suffix could go'
+    ):
         codec("chatml", prompt_suffix="!").encode(chat(("system", "1+1?")))
 
 
@@ -150,7 +160,8 @@ def test_thinking() -> None:
 @pytest.mark.parametrize("thinking", ["on", "off"])
 def test_thinking_without_a_switch(thinking: str) -> None:
     with pytest.raises(
-        WhetError, match=f'text.thinking = "{thinking}", but the chat template of the model has no such'
+        WhetError,
+        match=f'text.thinking = "{thinking}", but the chat template of the model has no such',
     ):
         codec("chatml", thinking=thinking)
 
@@ -158,9 +169,18 @@ def test_thinking_without_a_switch(thinking: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"template": "chat"}, 'text.template = "chat", but the model has no chat template; set it to "plain"'),
-        ({"system_prompt": "Hi."}, "text.system_prompt is for chat templates, but the model has no chat template"),
-        ({"thinking": "on"}, "text.thinking is for chat templates, but the model has no chat template; leave it out"),
+        (
+            {"template": "chat"},
+            'text.template = "chat", but the model has no chat template; set it to "plain"',
+        ),
+        (
+            {"system_prompt": "Hi."},
+            "text.system_prompt is for chat templates, but the model has no chat template",
+        ),
+        (
+            {"thinking": "on"},
+            "text.thinking is for chat templates, but the model has no chat template; leave it out",
+        ),
     ],
 )
 def test_a_model_without_a_template(settings: dict[str, str], sentence: str) -> None:
@@ -172,17 +192,25 @@ def test_a_model_without_a_template(settings: dict[str, str], sentence: str) -> 
 
 def test_plain_takes_no_messages() -> None:
     with pytest.raises(
-        WhetError, match=r'is a list of chat messages, but text.template = "plain" takes plain text only'
+        WhetError,
+        match=r'is a list of chat messages, but text.template = "plain" takes plain text only',
     ):
         codec("chatml", template="plain").encode(chat(("user", "1+1?")))
-    with pytest.raises(WhetError, match=r'text.system_prompt is for chat templates, but text.template = "plain"'):
+    with pytest.raises(
+        WhetError, match=r'text.system_prompt is for chat templates, but text.template = "plain"'
+    ):
         codec("chatml", template="plain", system_prompt="Hi.")
 
 
 def test_a_template_that_refuses_names_the_prompt() -> None:
-    with pytest.raises(WhetError, match='The chat template refuses the prompt "t": System role not supported'):
+    with pytest.raises(
+        WhetError, match='The chat template refuses the prompt "t": System role not supported'
+    ):
         codec("gemma", system_prompt="Hi.").encode(TEXT)
-    with pytest.raises(WhetError, match='The chat template refuses the prompt "c": Conversation roles must alternate'):
+    with pytest.raises(
+        WhetError,
+        match='The chat template refuses the prompt "c": Conversation roles must alternate',
+    ):
         codec("mistral").encode_all([TEXT, chat(("user", "1"), ("user", "2"))])
 
 
@@ -203,10 +231,15 @@ def test_a_prompt_that_opens_the_thought() -> None:
     assert made.judged(made.encode_response("so</think>2")) == "<think>\nso</think>2"
     assert made.decode(made.encode_response("so 2")) == "so 2"
     assert codec("r1", template="plain").judged([]) == ""
-    assert codec("r1", template="plain", prompt_suffix="\nAssistant: <think>").judged([]) == "<think>\n"
+    assert (
+        codec("r1", template="plain", prompt_suffix="\nAssistant: <think>").judged([])
+        == "<think>\n"
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"thinking": "on"}, {"thinking": "off"}, {"prompt_suffix": " Use <think>."}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"thinking": "on"}, {"thinking": "off"}, {"prompt_suffix": " Use <think>."}]
+)
 def test_a_prompt_that_opens_none(settings: dict[str, str]) -> None:
     made = codec("qwen3", **settings)
     assert made.judged(made.encode_response("2")) == "2"
@@ -231,9 +264,16 @@ def test_pad_may_be_eos() -> None:
 def test_an_eos_that_is_also_the_pad_is_trained() -> None:
     """Two worked solutions of different length in one batch: both learn to stop."""
     pad = 4
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, pad_token_id=pad, eos_token_id=pad, bos_token_id=None, **shape))
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=8, pad_token_id=pad, eos_token_id=pad, bos_token_id=None, **shape)
+    )
     pairs = [([1], [2, pad]), ([3, pad, 3], [5, 5, 6, pad])]
     warm_start(model, iter([pairs] * 40), steps=40, lr=1e-2, on_step=lambda step, loss: None)
     for prompt, response in pairs:

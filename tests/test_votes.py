@@ -8,7 +8,9 @@ import pytest
 from whet.eval import maj_at_k, pass_at_k
 
 
-@pytest.mark.parametrize(("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 1), (5, 4, 2)])
+@pytest.mark.parametrize(
+    ("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 1), (5, 4, 2)]
+)
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, right: int, k: int) -> None:
     subsets = list(itertools.combinations([True] * right + [False] * (n - right), k))
     assert pass_at_k(n, right, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
@@ -42,7 +44,10 @@ def test_an_answer_judged_both_ways_is_worth_its_share() -> None:
 
 
 def by_enumeration(finals: Sequence[str], right: Sequence[bool], k: int) -> float:
-    worth = {x: sum(good for y, good in zip(finals, right, strict=True) if y == x) / finals.count(x) for x in finals}
+    worth = {
+        x: sum(good for y, good in zip(finals, right, strict=True) if y == x) / finals.count(x)
+        for x in finals
+    }
     won, subsets = 0.0, list(itertools.combinations(finals, k))
     for chosen in subsets:
         votes = Counter(x for x in chosen if x)

@@ -111,15 +111,21 @@ def count_folder(folder: Path) -> Count:
 def main(folders: list[str]) -> None:
     for folder in folders:
         count = count_folder(Path(folder))
-        print(f"{folder}: {count.tokens / 1000:.1f}k tokens, {count.lines:,} lines, {count.files} files")
+        print(
+            f"{folder}: {count.tokens / 1000:.1f}k tokens, {count.lines:,} lines, {count.files} files"
+        )
         print(f"  {count.tokens_per_line:.2f} tokens per code line")
-        print(f"  {count.per_hundred(count.dense_lines):.1f}% of the code lines have {DENSE} tokens or more")
+        print(
+            f"  {count.per_hundred(count.dense_lines):.1f}% of the code lines have {DENSE} tokens or more"
+        )
         print(
             f"  {count.per_hundred(count.comprehensions):.1f} comprehensions per 100 code lines,"
             f" {count.nested_comprehensions} nested, {count.walrus_in_comprehension} with a walrus"
         )
         print(f"  {count.per_hundred(count.comments):.1f} comment lines per 100 code lines")
-        print(f"  {count.classes} classes, {count.imports_in_functions} imports in functions,", end="")
+        print(
+            f"  {count.classes} classes, {count.imports_in_functions} imports in functions,", end=""
+        )
         print(f" {count.format_skips} format skips")
         print(f"  longest file {count.longest_file}, longest function {count.longest_function}")
 

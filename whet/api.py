@@ -83,7 +83,12 @@ def train(
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     with closing(RunProgress(quiet=quiet)) as watcher:
-        given: dict[str, Any] = {"reward": function, "prompts": in_memory, "gpus": gpus, "name": str(recipe or "")}
+        given: dict[str, Any] = {
+            "reward": function,
+            "prompts": in_memory,
+            "gpus": gpus,
+            "name": str(recipe or ""),
+        }
         run_recipe(chosen, folder, resume=resume, watcher=watcher, **given)
     return Result(folder=folder, metrics=read_metrics(folder))
 
@@ -119,7 +124,11 @@ def run_recipe(
                 tries = tries + 1 if after == before else 0
                 if tries > MOST_TRIES:  # it would be lost again
                     raise _with_remedy(lost, folder) from lost
-                next_try = "The run goes on from its last checkpoint." if after else "The run begins again."
+                next_try = (
+                    "The run goes on from its last checkpoint."
+                    if after
+                    else "The run begins again."
+                )
                 watcher.message(f"{lost} {next_try}")
             resume = True
 
@@ -167,14 +176,19 @@ def _run_once(
             refuse_other_prompts(plan, newest)
         several = gpus > 1 or settings.cluster.workers > 0 or settings.learn.shard == "full"
         try:
-            parts = build_fleet_parts(plan, gpus, company, newest) if several else build_parts(plan, weights=newest)
+            parts = (
+                build_fleet_parts(plan, gpus, company, newest)
+                if several
+                else build_parts(plan, weights=newest)
+            )
             stack.callback(parts.close)
             if company.workers is not None:
                 company.workers.on_short = run.stop
             prepare_parts(parts, run, newest, watcher)
             from whet.loop import Log, train
 
-            gc.freeze()  # modules and tables: to look through them, every few steps, takes up to half a second
+            # modules and tables: to look through them, every few steps, takes up to half a second
+            gc.freeze()
             stack.callback(gc.unfreeze)
             train(parts, Log(run, parts, watcher))
         except Collapsed as error:
@@ -214,7 +228,9 @@ def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watc
         restore_parts(parts, load_checkpoint(checkpoint))
         watcher.message(f"Resuming after step {parts.tally.step}.")
         if parts.done:
-            watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
+            watcher.message(
+                "The run has come to its end; more steps go on from here: --set steps=N."
+            )
     run.cut_back(parts.tally.step if checkpoint is not None else -1)
     if parts.fresh:
         warm_start_parts(parts, on_progress)
@@ -229,17 +245,26 @@ def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
     lines = []
     for item in prompts:
         if isinstance(item, Prompt):
-            row = {"id": item.id, "prompt": item.text or list(item.messages), "answer": item.answer, **item.meta}
+            row = {
+                "id": item.id,
+                "prompt": item.text or list(item.messages),
+                "answer": item.answer,
+                **item.meta,
+            }
         elif isinstance(item, Mapping):
             row = dict(item)
         elif isinstance(item, tuple) and len(item) == 2:
             row = {"prompt": item[0], "answer": item[1]}
         else:
-            raise WhetError(f"A prompt is a (text, answer) pair, a dict or a Prompt, got {type(item).__name__}.")
+            raise WhetError(
+                f"A prompt is a (text, answer) pair, a dict or a Prompt, got {type(item).__name__}."
+            )
         try:
             lines.append(json.dumps(row))
         except TypeError as error:
-            raise WhetError(f"Prompt {len(lines) + 1} cannot be written to the run's folder: {error}.") from None
+            raise WhetError(
+                f"Prompt {len(lines) + 1} cannot be written to the run's folder: {error}."
+            ) from None
     files.write_text(path, "\n".join(lines) + "\n")
 
 
@@ -250,13 +275,28 @@ def _inline(value: Any) -> str:
     '[{"steps" = 3, "subset" = "short"}, {}]'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(item)}" for key, item in value.items()) + "}"
-    return "[" + ", ".join(map(_inline, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {_inline(item)}" for key, item in value.items())
+            + "}"
+        )
+    return (
+        "[" + ", ".join(map(_inline, value)) + "]"
+        if isinstance(value, list | tuple)
+        else json.dumps(value)
+    )
 
 
-def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:
+def flag_sets(
+    model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path
+) -> list[str]:
     """Function arguments (or command-line flags) as overrides of the recipe."""
     path = prompts if prompts is None or isinstance(prompts, str | Path) else folder / PROMPTS
     judge = reward if isinstance(reward, str) else None
-    given = {"model.name": model, "data.0.path": path, "data.0.reward": judge, "curriculum.name": curriculum}
+    given = {
+        "model.name": model,
+        "data.0.path": path,
+        "data.0.reward": judge,
+        "curriculum.name": curriculum,
+    }
     return [f"{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]

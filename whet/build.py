@@ -72,21 +72,35 @@ class Actor:
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
-    drafter: AdaptiveDrafter | None = None  # learns beside the policy, where the recipe drafts with eagle
-    notes: tuple[str, ...] = ()  # sentences for the user: how memory is divided, why rollouts are slow
+    # learns beside the policy, where the recipe drafts with eagle
+    drafter: AdaptiveDrafter | None = None
+    # sentences for the user: how memory is divided, why rollouts are slow
+    notes: tuple[str, ...] = ()
 
     def rollout_rows(
-        self, rollouts: Sequence[Rollout], entropies: Mapping[Key, np.ndarray] = MappingProxyType({})
+        self,
+        rollouts: Sequence[Rollout],
+        entropies: Mapping[Key, np.ndarray] = MappingProxyType({}),
     ) -> list[dict[str, Any]]:
         """What the model wrote, for RUN/rollouts; entropies: of the tokens of those for which they are known."""
         rows = []
-        for rollout, tokens in zip(rollouts, token_rows(rollouts, self.plan.codec, entropies), strict=True):
+        for rollout, tokens in zip(
+            rollouts, token_rows(rollouts, self.plan.codec, entropies), strict=True
+        ):
             prompt = self.plan.problems.lookup(rollout.prompt_id)
             assert rollout.trace is not None
-            row = rollout_to_json(rollout) | {"prompt": prompt.text or list(prompt.messages), "answer": prompt.answer}
+            row = rollout_to_json(rollout) | {
+                "prompt": prompt.text or list(prompt.messages),
+                "answer": prompt.answer,
+            }
             del row["sampling"], row["drafted"]  # the marks of its tokens say which were drafted
             level = {"level": prompt.meta["level"]} if prompt.meta.get("level") is not None else {}
-            rows.append(row | level | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())} | tokens)
+            rows.append(
+                row
+                | level
+                | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())}
+                | tokens
+            )
         return rows
 
     def close(self) -> None:
@@ -105,7 +119,8 @@ class Parts(Actor):
     crew: Crew | None = None  # the processes that hold the model, where there are several
     spot: SpotDrafter | None = None  # the drafter that they train
     guards: Guards = field(default_factory=Guards)
-    fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
+    # not restored from a checkpoint: the evaluation before the first step is still to come
+    fresh: bool = True
     warm_start_s: float = 0.0
     ended: bool = False  # before its budget: nothing is left to learn
 
@@ -115,15 +130,22 @@ class Parts(Actor):
         from whet.model.ops import DeviceMeter
 
         # How long a GPU works for the learner; not measured where other processes do its work.
-        self.meter = DeviceMeter(self.model.device if self.model is not None else torch.device("cpu"))
+        self.meter = DeviceMeter(
+            self.model.device if self.model is not None else torch.device("cpu")
+        )
 
     @property
     def progress(self) -> float:
         if self.ended:
             return 1.0
-        settings, tally = self.plan.settings, self.tally
-        shares = [tally.step / settings.steps if settings.steps else 1.0]  # steps = 0 only evaluates
-        budgets = ((tally.tokens_generated, settings.token_budget), (tally.time_s, settings.time_budget))
+        settings = self.plan.settings
+        tally = self.tally
+        # steps = 0 only evaluates
+        shares = [tally.step / settings.steps if settings.steps else 1.0]
+        budgets = (
+            (tally.tokens_generated, settings.token_budget),
+            (tally.time_s, settings.time_budget),
+        )
         return min(1.0, max(shares + [spent / budget for spent, budget in budgets if budget]))
 
     @property
@@ -170,7 +192,9 @@ def build_judge(plan: RunPlan, start: Callable[[], Worker] | None = None) -> Jud
     return Judge(
         plan.problems.lookup,
         plan.problems.judges,
-        own if start is None else own.model_copy(update={"workers": own.workers or plan.settings.cluster.workers}),
+        own
+        if start is None
+        else own.model_copy(update={"workers": own.workers or plan.settings.cluster.workers}),
         start=start,
         decode=plan.codec.judged,
         ordered=plan.settings.rollout.ordered,
@@ -184,16 +208,21 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
 
     settings = plan.settings
     model = load_model(
-        settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)}),
+        settings.model
+        if weights is None
+        else settings.model.model_copy(update={"name": str(weights)}),
         vocab_size=len(plan.codec.tokenizer),
         context=settings.rollout.context,
         seed=settings.seed,
         checked=plan.network if weights is None else None,
     )
-    if model.device.type == "cuda" and ("eagle" in settings.draft.drafters or settings.rollout.graphs):
+    if model.device.type == "cuda" and (
+        "eagle" in settings.draft.drafters or settings.rollout.graphs
+    ):
         from whet.fast.fused import share_storage
 
-        share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
+        # the last time that weights move: before a drafter, graphs or an optimiser uses them
+        share_storage(model)
     return model
 
 
@@ -213,7 +242,10 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
 
 
 def build_learner(
-    plan: Basis, model: PreTrainedModel, engine: Engine | None, kind: Callable[..., Learner] | None = None
+    plan: Basis,
+    model: PreTrainedModel,
+    engine: Engine | None,
+    kind: Callable[..., Learner] | None = None,
 ) -> Learner:
     """engine: that of this process, which lends its memory. kind: what makes a learner that trains with others."""
     from whet.learn.learner import Learner, Passes
@@ -225,7 +257,8 @@ def build_learner(
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
     if engine is not None:
-        engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
+        # fp32 masters and the compiler's trial need the memory that an update would have
+        engine.release()
     learner = (kind or Learner)(model, plan.settings.learn, encode=plan.encoded, passes=passes)
     if engine is not None:
         engine.take_back()
@@ -245,35 +278,52 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     parts = Parts(**vars(actor), learner=learner, curriculum=plan.curriculum)
     refuse_unmet(parts)
     if watch.without() >= 5:  # long enough to be noticed
-        shares = ", ".join(f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items())
+        shares = ", ".join(
+            f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items()
+        )
         parts.notes = (*parts.notes, f"Ready after {watch.without():.0f} s: {shares}.")
     return parts
 
 
 def refuse_unmet(parts: Parts) -> None:
     """Refuse a recipe that needs what the engine or the learner cannot do."""
-    settings, name = parts.plan.settings, parts.plan.settings.curriculum.name
-    exact = ["keyed_noise"] if settings.rollout.ordered else []  # without it a stream does not repeat
+    settings = parts.plan.settings
+    name = parts.plan.settings.curriculum.name
+    # without it a stream does not repeat
+    exact = ["keyed_noise"] if settings.rollout.ordered else []
     wanted = {"stream", settings.on_update, *exact} if settings.rollout.mode == "stream" else set()
     if missing := frozenset(wanted) - parts.engine.can:
-        raise WhetError(f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for.")
+        raise WhetError(
+            f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for."
+        )
     if missing := parts.curriculum.needs - parts.learner.can_signal:
-        raise WhetError(f"The curriculum {name} needs {', '.join(sorted(missing))}, which the learner does not give.")
+        raise WhetError(
+            f"The curriculum {name} needs {', '.join(sorted(missing))}, which the learner does not give."
+        )
 
 
 def build_engine(
-    plan: Basis, model: PreTrainedModel, room: Room | None = None, drafter: AdaptiveDrafter | None = None
+    plan: Basis,
+    model: PreTrainedModel,
+    room: Room | None = None,
+    drafter: AdaptiveDrafter | None = None,
 ) -> LocalEngine:
     """`room`: how a GPU is shared with a learner, if there is one. On a GPU the model's storage is shared already."""
     from whet.draft.speculation import build_speculation
     from whet.rollout.engine import LocalEngine
 
-    settings, rollout, vocab = plan.settings, plan.settings.rollout, model.config.get_text_config().vocab_size
-    runners, sizes, weights = None, list(range(1, rollout.slots + 1)), 0
+    settings = plan.settings
+    rollout = plan.settings.rollout
+    vocab = model.config.get_text_config().vocab_size
+    runners = None
+    sizes = list(range(1, rollout.slots + 1))
+    weights = 0
     if rollout.graphs and model.device.type == "cuda":
         from whet.fast.graphs import GraphRunners, buckets
 
-        runners, sizes, weights = GraphRunners(), buckets(rollout.slots), model.num_parameters()
+        runners = GraphRunners()
+        sizes = buckets(rollout.slots)
+        weights = model.num_parameters()
     engine = LocalEngine(
         model,
         encode=plan.encoded,
@@ -284,7 +334,9 @@ def build_engine(
         on_update=settings.on_update,
         runners=runners,
         releasable=room is not None and room.release,
-        speculation=build_speculation(settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed, weights=weights),
+        speculation=build_speculation(
+            settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed, weights=weights
+        ),
         eagle=drafter.live if drafter is not None else None,
         buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )
@@ -292,11 +344,14 @@ def build_engine(
     return engine
 
 
-def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None, cards: int = 1) -> VllmEngine:
+def build_vllm(
+    plan: Basis, model: PreTrainedModel, room: Room | None, cards: int = 1
+) -> VllmEngine:
     from whet.model.memory import pool_of
     from whet.rollout.vllm import VllmEngine
 
-    settings, rollout = plan.settings, plan.settings.rollout
+    settings = plan.settings
+    rollout = plan.settings.rollout
     pages, page = pool_of(rollout)
     return VllmEngine(
         model,

@@ -22,18 +22,32 @@ from whet.tools.bench import bench_app
 
 # Packages that the extra "train" installs.
 TRAIN = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
-Recipe = typer.Argument(  # a shell offers the names of recipes, and files where there is no such name
-    help="A TOML recipe, or its name in whet list.",
-    autocompletion=lambda incomplete: [name for name in recipes() if name.startswith(incomplete)],
+Recipe = (
+    typer.Argument(  # a shell offers the names of recipes, and files where there is no such name
+        help="A TOML recipe, or its name in whet list.",
+        autocompletion=lambda incomplete: [
+            name for name in recipes() if name.startswith(incomplete)
+        ],
+    )
 )
-DataName = Annotated[str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")]
-ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")]
-CURRICULUM_HELP = "uniform, dapo, speed, cures, scalingrl, stages, all, or your own as module:Class."
+DataName = Annotated[
+    str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")
+]
+ModelName = Annotated[
+    str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")
+]
+CURRICULUM_HELP = (
+    "uniform, dapo, speed, cures, scalingrl, stages, all, or your own as module:Class."
+)
 PHASE_HELP = "Show only rollouts of this phase: train, probe, screen, continue or eval."
-Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")
+]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-data_app = typer.Typer(no_args_is_help=True, help="Look at problem sets, and prepare them for training.")
+data_app = typer.Typer(
+    no_args_is_help=True, help="Look at problem sets, and prepare them for training."
+)
 curriculum_app = typer.Typer(no_args_is_help=True, help="Curricula for trainers other than whet's.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(curriculum_app, name="curriculum")
@@ -50,7 +64,9 @@ def print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]]) -> None
 @data_app.command("look")
 def data_look(
     path: DataName,
-    split: Annotated[str, typer.Option(help="Split of a named data set: train, test, ...")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Split of a named data set: train, test, ...")
+    ] = "train",
     subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
     data_folder: DataFolder = None,
 ) -> None:
@@ -68,11 +84,18 @@ def data_look(
 def data_prepare(
     path: DataName,
     out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
-    against: Annotated[list[str] | None, typer.Option(help="Leave out the problems of this evaluation set.")] = None,
-    pass_rates: Annotated[
-        Path | None, typer.Option(help="responses.jsonl of a probe: leave out problems that are never or always right.")
+    against: Annotated[
+        list[str] | None, typer.Option(help="Leave out the problems of this evaluation set.")
     ] = None,
-    size: Annotated[int, typer.Option(min=0, help="Draw this many, evenly over the levels; 0 keeps all.")] = 0,
+    pass_rates: Annotated[
+        Path | None,
+        typer.Option(
+            help="responses.jsonl of a probe: leave out problems that are never or always right."
+        ),
+    ] = None,
+    size: Annotated[
+        int, typer.Option(min=0, help="Draw this many, evenly over the levels; 0 keeps all.")
+    ] = 0,
     seed: Annotated[int, typer.Option()] = 0,
     data_folder: DataFolder = None,
 ) -> None:
@@ -82,8 +105,11 @@ def data_prepare(
     """
     from whet.tools.prepare import prepare_file
 
-    data, folder = config.Data(path=path), str(data_folder or "")
-    lines = prepare_file(data, out, folder=folder, against=against or (), pass_rates=pass_rates, size=size, seed=seed)
+    data = config.Data(path=path)
+    folder = str(data_folder or "")
+    lines = prepare_file(
+        data, out, folder=folder, against=against or (), pass_rates=pass_rates, size=size, seed=seed
+    )
     print_table(("what", "problems"), lines)
 
 
@@ -91,9 +117,13 @@ def data_prepare(
 def curriculum_serve(
     recipe: Annotated[Path, Recipe],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8377,
-    host: Annotated[str, typer.Option(help="Another address than loopback needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Another address than loopback needs a token.")
+    ] = "127.0.0.1",
     token: Annotated[str, typer.Option(envvar="WHET_TOKEN", help="What a trainer must show.")] = "",
-    state: Annotated[Path | None, typer.Option(help="Folder of the state; default runs/curriculum-RECIPE.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the state; default runs/curriculum-RECIPE.")
+    ] = None,
     sets: Sets = None,
     data_folder: DataFolder = None,
 ) -> None:
@@ -105,8 +135,13 @@ def curriculum_serve(
 
     settings = load_config(recipe, [*folder_set(data_folder), *(sets or [])])
     folder = state or Path("runs") / f"curriculum-{recipe.stem}"
-    with closing(open_service(settings, folder)) as service, CurriculumServer(service, host, port, token) as server:
-        show(f"The curriculum {settings.curriculum.name} over {len(service.prompts):,} prompts is at {server.url}.")
+    with (
+        closing(open_service(settings, folder)) as service,
+        CurriculumServer(service, host, port, token) as server,
+    ):
+        show(
+            f"The curriculum {settings.curriculum.name} over {len(service.prompts):,} prompts is at {server.url}."
+        )
         server.serve_forever(poll_interval=0.5)
 
 
@@ -129,7 +164,9 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """Train language models to reason by reinforcement learning, for a fraction of the tokens."""
     if version:
         out_console.print(f"whet {__version__}", highlight=False)
@@ -139,18 +176,32 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def train(
     recipe: Annotated[Path | None, Recipe] = None,
-    model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
-    data: Annotated[str | None, typer.Option(help="A file, a short name (gsm8k), or a name for datasets.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file, a short name (gsm8k), or a name for datasets.")
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="Your judge as module:function.")] = None,
     curriculum: Annotated[str | None, typer.Option(help=CURRICULUM_HELP)] = None,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan only.")] = False,
-    all_settings: Annotated[bool, typer.Option("--settings", help="With --dry-run: also print every setting.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and print the plan only.")
+    ] = False,
+    all_settings: Annotated[
+        bool, typer.Option("--settings", help="With --dry-run: also print every setting.")
+    ] = False,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of this machine to train on.")] = 1,
-    log: Annotated[list[str] | None, typer.Option(help="wandb, trackio, tensorboard or jsonl. Repeatable.")] = None,
+    log: Annotated[
+        list[str] | None, typer.Option(help="wandb, trackio, tensorboard or jsonl. Repeatable.")
+    ] = None,
 ) -> None:
     """Train a model by a recipe."""
     from whet import api
@@ -169,11 +220,15 @@ def train(
         settings = load_config(out / "config.toml", [*folder_set(data_folder), *(sets or [])])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
-            raise WhetError("Give a recipe (whet train chain) or --model and --data; whet demo needs nothing.")
+            raise WhetError(
+                "Give a recipe (whet train chain) or --model and --data; whet demo needs nothing."
+            )
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if all_settings and not dry_run:
-        raise WhetError("--settings goes with --dry-run; a run keeps its settings in RUN/config.toml.")
+        raise WhetError(
+            "--settings goes with --dry-run; a run keeps its settings in RUN/config.toml."
+        )
     if dry_run:
         print_plan(settings, gpus, out, whole=all_settings)
         return
@@ -181,7 +236,9 @@ def train(
     try:
         with closing(loggers.LoggedProgress(log, folder) if log else live.RunProgress()) as watcher:
             name = str(recipe or "")
-            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus, name=name)
+            stopped = api.run_recipe(
+                settings, folder, resume=resume, watcher=watcher, gpus=gpus, name=name
+            )
     except Stopped as error:
         from whet.run import checkpoint_steps
 
@@ -191,11 +248,15 @@ def train(
         raise typer.Exit(128 + error.number) from None
     tell = say if "jsonl" in log else show  # then standard output is for the rows alone
     tell(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
-    tell(f"Next: whet view {folder} shows what the model wrote, whet report {folder} --serve its page in a browser.")
+    tell(
+        f"Next: whet view {folder} shows what the model wrote, whet report {folder} --serve its page in a browser."
+    )
     if stopped:
         from whet.report.arms import read_run
 
-        say(f"It {read_run(folder.name, folder).unfinished}; whet train --out {folder} --resume goes on from there.")
+        say(
+            f"It {read_run(folder.name, folder).unfinished}; whet train --out {folder} --resume goes on from there."
+        )
         raise typer.Exit(128 + stopped)
 
 
@@ -224,13 +285,23 @@ def print_plan(settings: config.Config, gpus: int, out: Path | None, *, whole: b
 @app.command("eval")
 def eval_command(
     model: ModelName,
-    data: Annotated[list[str] | None, typer.Option(help="A file or name to evaluate on. Repeatable.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Recipe with the [[eval]] sets; default: the run's own.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="A file or name to evaluate on. Repeatable.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Recipe with the [[eval]] sets; default: the run's own.")
+    ] = None,
     n: Annotated[int | None, typer.Option(help="Rollouts per prompt (with --data).")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Temperature (with --data); 0 is greedy.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature (with --data); 0 is greedy.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Response limit (with --data).")] = None,
-    limit: Annotated[int | None, typer.Option(help="At most this many prompts of each set (with --data).")] = None,
-    draft: Annotated[bool, typer.Option("--draft", help="Repeat with speculation, and compare.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(help="At most this many prompts of each set (with --data).")
+    ] = None,
+    draft: Annotated[
+        bool, typer.Option("--draft", help="Repeat with speculation, and compare.")
+    ] = False,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Results = None,
@@ -244,11 +315,20 @@ def eval_command(
     from whet.tools.measure import eval_entries, evaluate_model
 
     folder = out or new_folder("eval-")
-    entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
+    entries = eval_entries(
+        data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit
+    )
     sets = [*folder_set(data_folder), *(sets or [])]
     with counting() as on_progress:
         metrics = evaluate_model(
-            model, recipe=recipe, entries=entries, sets=sets, draft=draft, out=folder, on_progress=on_progress, say=say
+            model,
+            recipe=recipe,
+            entries=entries,
+            sets=sets,
+            draft=draft,
+            out=folder,
+            on_progress=on_progress,
+            say=say,
         )
     out_console.print(eval_table(metrics))
     if draft:
@@ -262,9 +342,13 @@ def probe(
     data: DataName,
     n: Annotated[int, typer.Option(min=2, help="Rollouts per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, drawn at random.")] = 200,
-    group: Annotated[int, typer.Option(min=2, help="Rollouts per group in the training you plan.")] = 16,
+    group: Annotated[
+        int, typer.Option(min=2, help="Rollouts per group in the training you plan.")
+    ] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Response limit.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the rollouts.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Temperature of the rollouts.")
+    ] = 1.0,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Results = None,
@@ -298,11 +382,19 @@ def probe(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="A run (its best checkpoint), a checkpoint, or a model folder.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run (its best checkpoint), a checkpoint, or a model folder.")
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Fold LoRA adapters into the weights.")] = False,
-    drafter: Annotated[str, typer.Option(help="Engine of OUT/drafter: vllm (default) or sglang.")] = "",
-    push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Fold LoRA adapters into the weights.")
+    ] = False,
+    drafter: Annotated[
+        str, typer.Option(help="Engine of OUT/drafter: vllm (default) or sglang.")
+    ] = "",
+    push: Annotated[
+        str, typer.Option(help="Also upload to this hub repository (org/name), private.")
+    ] = "",
 ) -> None:
     """Write a Hugging Face folder, ready to serve or to share.
 
@@ -313,13 +405,17 @@ def export(
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
     show(f"The model is in {folder}.")
     if (folder / "drafter").is_dir():
-        show(f"Its drafter is in {folder / 'drafter'}, for {drafter or 'vllm'}: an EAGLE drafter of this model.")
+        show(
+            f"Its drafter is in {folder / 'drafter'}, for {drafter or 'vllm'}: an EAGLE drafter of this model."
+        )
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
-    page: Annotated[Path | None, typer.Option(help="Also write a static page with the curves.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write a static page with the curves.")
+    ] = None,
 ) -> None:
     """Compare runs: tokens and seconds to each accuracy level."""
     from whet.report.compare import compare_table
@@ -337,7 +433,9 @@ def view(
     step: Annotated[
         int | None, typer.Option(help="Show only rollouts of this step; default: the newest first.")
     ] = None,
-    verdict: Annotated[str | None, typer.Option(help="Show only right, wrong or unjudged rollouts.")] = None,
+    verdict: Annotated[
+        str | None, typer.Option(help="Show only right, wrong or unjudged rollouts.")
+    ] = None,
     phase: Annotated[str | None, typer.Option(help=PHASE_HELP)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many rollouts.")] = 20,
 ) -> None:
@@ -349,11 +447,21 @@ def view(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on or failed.")],
-    out: Annotated[Path | None, typer.Option(help="One page for all runs; default RUN/report.html of each.")] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve one live page for all runs until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8378,
-    host: Annotated[str, typer.Option(help="With --serve; another than loopback gets a token.")] = "127.0.0.1",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, also of runs that go on or failed.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="One page for all runs; default RUN/report.html of each.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve one live page for all runs until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")
+    ] = 8378,
+    host: Annotated[
+        str, typer.Option(help="With --serve; another than loopback gets a token.")
+    ] = "127.0.0.1",
 ) -> None:
     """Write the page of runs so far, or serve it live.
 
@@ -376,17 +484,23 @@ def report(
             show(f"The page is at {server.url} until you press Ctrl-C.")
             server.serve_forever(poll_interval=0.5)
         return
-    for page, of_page in {out: runs}.items() if out else {run / "report.html": [run] for run in runs}.items():
+    for page, of_page in (
+        {out: runs}.items() if out else {run / "report.html": [run] for run in runs}.items()
+    ):
         write_page(page, of_page, title=title if out else of_page[0].absolute().name)
         show(f"Page: {page}")
 
 
 @app.command()
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="A model to check: a folder or a hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model to check: a folder or a hub name.")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Plan the memory of this recipe.")] = None,
     sets: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as for a bug report.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, as for a bug report.")
+    ] = False,
 ) -> None:
     """Check this machine, and whether a model can train on it.
 
@@ -399,9 +513,13 @@ def doctor(
     findings = examine(model, settings)
     for what, found, fine in findings:
         word = "slow" if found.startswith("slow") else "-" if found.startswith("lacks") else "ok"
-        table.add_row(Text(what), Text(printable(found)), Text(word) if fine else Text("no", style="red"))
+        table.add_row(
+            Text(what), Text(printable(found)), Text(word) if fine else Text("no", style="red")
+        )
     if as_json:
-        out_console.print_json(data=[{"what": what, "found": found, "fine": fine} for what, found, fine in findings])
+        out_console.print_json(
+            data=[{"what": what, "found": found, "fine": fine} for what, found, fine in findings]
+        )
     else:
         out_console.print(table)
     raise typer.Exit(0 if all(fine for *_, fine in findings) else 1)
@@ -409,7 +527,9 @@ def doctor(
 
 @app.command("list")
 def list_command(
-    every: Annotated[bool, typer.Option("--all", help="Also show the settings that few users need.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also show the settings that few users need.")
+    ] = False,
 ) -> None:
     """List recipes, tasks, curricula, and settings with defaults."""
     from whet.curriculum.build import CURRICULA
@@ -417,7 +537,12 @@ def list_command(
     from whet.tasks.reading import NAMES
 
     estimators = config.Learn.model_fields["estimator"].annotation
-    kinds: dict[str, Iterable[str]] = {"recipes": recipes(), "tasks": TASKS, "data": NAMES, "rewards": REWARDS}
+    kinds: dict[str, Iterable[str]] = {
+        "recipes": recipes(),
+        "tasks": TASKS,
+        "data": NAMES,
+        "rewards": REWARDS,
+    }
     kinds |= {"curricula": CURRICULA, "estimators": estimators.__args__ if estimators else ()}
     print_table(("kind", "names"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
     settings = describe()
@@ -429,8 +554,12 @@ def list_command(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of all arms; the base model is the same for every seed.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path(
+        "runs/demo"
+    ),
+    seed: Annotated[
+        int, typer.Option(help="Seed of all arms; the base model is the same for every seed.")
+    ] = 0,
 ) -> None:
     """Train a small reasoner on a CPU, with and without curricula.
 

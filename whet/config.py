@@ -32,7 +32,9 @@ EVERYDAY = frozenset(_EVERYDAY.split())
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -142,7 +144,9 @@ class Eval(ProblemSettings):
     @model_validator(mode="after")
     def _several_need_noise(self) -> Eval:
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n = {self.n} rollouts at temperature 0 would all be the same; set a temperature")
+            raise ValueError(
+                f"n = {self.n} rollouts at temperature 0 would all be the same; set a temperature"
+            )
         return self
 
 
@@ -246,7 +250,9 @@ class ScalingRL(Section):
     """Difficulty, complexity and adaptability have these weights in the score."""
     adaptive: bool = False
     """The weights follow the progress that each part predicted."""
-    select: Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"] = "gumbel_topk"
+    select: Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"] = (
+        "gumbel_topk"
+    )
     """The score chooses prompts in this way; random (each epoch) and fixed (once) are controls of equal size."""
     share: float = Field(0.18, gt=0, le=1)
     """This share of all prompts is in the active set of an epoch (gumbel_topk)."""
@@ -324,9 +330,13 @@ class CurriculumSettings(Section):
     @model_validator(mode="after")
     def _in_order(self) -> CurriculumSettings:
         if self.speed.low >= self.speed.high:
-            raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
+            raise ValueError(
+                f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}"
+            )
         if self.name in SCREENING and self.speed.n_init >= self.rollouts:
-            raise ValueError(f"speed.n_init = {self.speed.n_init} leaves none to continue: rollouts = {self.rollouts}")
+            raise ValueError(
+                f"speed.n_init = {self.speed.n_init} leaves none to continue: rollouts = {self.rollouts}"
+            )
         return self
 
 
@@ -343,9 +353,13 @@ def merged(tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Learn(Section):
-    estimator: Literal["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"] = "rloo"
+    estimator: Literal[
+        "reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"
+    ] = "rloo"
     """The policy-gradient estimator."""
-    aggregate: Literal["published", "sequence", "group_tokens", "constant", "batch_tokens"] = "published"
+    aggregate: Literal["published", "sequence", "group_tokens", "constant", "batch_tokens"] = (
+        "published"
+    )
     """Token losses become one number in this way; "published" is the estimator's own way."""
     lr: float = Field(0.0, ge=0)
     """The learning rate; 0 means 2e-4 for adapters and tiny models, 1e-5 to 1e-6 for all weights of a larger one."""
@@ -465,16 +479,24 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        context, limits = self.rollout.context, {"rollout.max_tokens": self.rollout.max_tokens}
-        limits |= {f"curriculum.stages.{i}.max_tokens": s.max_tokens for i, s in enumerate(self.curriculum.stages)}
+        context = self.rollout.context
+        limits = {"rollout.max_tokens": self.rollout.max_tokens}
+        limits |= {
+            f"curriculum.stages.{i}.max_tokens": s.max_tokens
+            for i, s in enumerate(self.curriculum.stages)
+        }
         limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
         for key, limit in limits.items():
             if 0 < context <= limit:
-                raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}")
+                raise ValueError(
+                    f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}"
+                )
         if len({e.name for e in self.eval}) < len(self.eval):
             raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
         runs_on = self.rollout.mode == "stream" and self.rollout.on_update in ("keep", "recompute")
         if runs_on and self.curriculum.age_bound == 0:
             remedy = "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
-            raise ValueError(f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, {remedy}')
+            raise ValueError(
+                f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, {remedy}'
+            )
         return self

@@ -56,15 +56,19 @@ def import_own(spec: str, where: str) -> tuple[ModuleType, Any]:
     where: the setting, with which the sentence of an error begins."""
     module_name, _, name = spec.partition(":")
     here = os.getcwd()
-    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
-        sys.path.append(here)  # last: a file there must not replace a package or the standard library
+    # the `whet` command, unlike `python -m`, does not search the current directory
+    if here not in sys.path:
+        # last: a file there must not replace a package or the standard library
+        sys.path.append(here)
         importlib.invalidate_caches()
     try:
         with _alarm(IMPORT_S):
             module = importlib.import_module(module_name)
     except _TooLong:
         cure = "leave what takes so long to the first call, or mend what it waits for"
-        raise WhetError(f"{where}: importing {module_name} took longer than {IMPORT_S:g} s; {cure}.") from None
+        raise WhetError(
+            f"{where}: importing {module_name} took longer than {IMPORT_S:g} s; {cure}."
+        ) from None
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             why = f'there is no module "{module_name}" in {here} or among the installed packages'
@@ -72,7 +76,9 @@ def import_own(spec: str, where: str) -> tuple[ModuleType, Any]:
             why = f'{module_name} needs the module "{error.name}", which is not installed'
         raise WhetError(f"{where}: {why}.") from None
     except Exception as error:
-        raise WhetError(f"{where}: importing {module_name} failed with {type(error).__name__}: {error}.") from error
+        raise WhetError(
+            f"{where}: importing {module_name} failed with {type(error).__name__}: {error}."
+        ) from error
     return module, getattr(module, name, None)
 
 

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 # three passes in fp32), and no gap for the host. Shares of the attainable are quoted of `PAPER`, the constants first
 # assumed, with one floor t for every kernel; `MEASURED` has floors by kind of kernel and a gap after each.
 
-GEMMS, SMALL, ATTENTION = 4, 5, 2  # kernels per layer: products; norms, RoPE with KV write, SiLU; attention and merge
-OTHERS = 8  # kernels per step outside of the layers: the head, three of the sampler, four small ones
+# kernels per layer: products; norms, RoPE with KV write, SiLU; attention and merge
+GEMMS, SMALL, ATTENTION = 4, 5, 2
+# kernels per step outside of the layers: the head, three of the sampler, four small ones
+OTHERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,10 @@ class Dims:
     def weights(self) -> int:
         """Weights read in a step: the head once, of the embedding next to nothing."""
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
-        return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
+        return (
+            self.layers * (attention + 3 * self.hidden * self.intermediate)
+            + self.hidden * self.vocab
+        )
 
 
 def dims_of(shape: ModelShape) -> Dims:
@@ -105,8 +110,12 @@ MEASURED = Gpu(
 
 def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
     """The sum above: seconds of a decode step of `batch` sequences at `context` tokens, without a gap for the host."""
-    d, h, tokens, kernels = dims.head_dim, dims.hidden, batch * context, GEMMS + SMALL + ATTENTION
-    rate, operations = gpu.bandwidth * gpu.bandwidth_share, gpu.flops * gpu.flops_share
+    d = dims.head_dim
+    h = dims.hidden
+    tokens = batch * context
+    kernels = GEMMS + SMALL + ATTENTION
+    rate = gpu.bandwidth * gpu.bandwidth_share
+    operations = gpu.flops * gpu.flops_share
 
     def gemm(n: int, k: int) -> float:
         floor = gpu.narrow_gemm_floor if k <= 576 else gpu.gemm_floor
@@ -127,14 +136,17 @@ def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> f
 # A decode step by graphs against its kernels' sum on an H200: the median over all cells of
 # benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows).
 HOST = 1.18
-PLAIN_LAYER = 2e-3  # seconds per layer and step by plain calls on a GPU: the host's launches (135M: 60 ms, 30 layers)
-PEAK = 0.8  # share of a GPU's nominal operations that its largest matrix products reach: 790 of 989 TFLOP/s
+# seconds per layer and step by plain calls on a GPU: the host's launches (135M: 60 ms, 30 layers)
+PLAIN_LAYER = 2e-3
+# share of a GPU's nominal operations that its largest matrix products reach: 790 of 989 TFLOP/s
+PEAK = 0.8
 # The share of that which the learner reaches, by parameters; between them along their logarithm. Packs of 16k tokens,
 # compiled, the smaller model replayed as graphs (learner_135m_16384.json, learner_1.5b_16384.json).
 MFU = ((0.135e9, 0.24), (1.5e9, 0.56))
 CPU_LAYER = 1e-3  # seconds per layer and step on a CPU (tiny model, one thread: 64 rows in 4.8 ms)
 CPU_RATE = 1e10  # operations per second and thread
-SIGNAL = 0.5  # share of prompts with right and wrong rollouts: a guess, until `whet probe` measures it
+# share of prompts with right and wrong rollouts: a guess, until `whet probe` measures it
+SIGNAL = 0.5
 
 KNOWN_GPUS: dict[str, tuple[float, float]] = {
     # words of a GPU's name -> bytes and bf16 operations per second, by its maker; the first that is found counts
@@ -166,7 +178,9 @@ def gpu_of(name: str) -> Gpu | None:
     (2000000000000.0, None)
     """
     words = set(name.replace("-", " ").split())
-    found = next((speeds for known, speeds in KNOWN_GPUS.items() if words.issuperset(known.split())), None)
+    found = next(
+        (speeds for known, speeds in KNOWN_GPUS.items() if words.issuperset(known.split())), None
+    )
     return replace(MEASURED, bandwidth=found[0], flops=found[1]) if found else None
 
 
@@ -182,7 +196,8 @@ class Workload:
     response: float
     limit: int  # tokens of the longest response
     rollout: config.RolloutSettings
-    passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
+    # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
+    passes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +215,16 @@ class Imitation:
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
     """Seconds of one step: to generate its rollouts, and to train on them."""
-    steps = decode_steps(work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream")
+    steps = decode_steps(
+        work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream"
+    )
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
     generate = steps * step_seconds(dims, batch, context, machine, graphs=work.rollout.graphs)
     generate += forward_seconds(dims, work.prompts * work.prompt, machine)
-    return generate, work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
+    return generate, work.passes * forward_seconds(
+        dims, work.trained * (work.prompt + work.response), machine
+    )
 
 
 def decode_steps(rollouts: float, response: float, limit: int, slots: int, stream: bool) -> float:
@@ -234,7 +253,8 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
     if machine.gpu is None:
         return operations / (CPU_RATE * machine.threads)
     sizes, shares = zip(*MFU, strict=True)
-    mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))  # constant beyond the two ends
+    # constant beyond the two ends
+    mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))
     return operations / (machine.gpu.flops * PEAK * mfu)
 
 
@@ -264,17 +284,26 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     return np.diff([0.0, *ends, total]).tolist()
 
 
-def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
+def workloads(
+    settings: config.Config, problems: Problems, prompt: float, response: float | None
+) -> list[Workload]:
     """A step of each stage."""
-    r, learn = settings.rollout, settings.learn
+    r = settings.rollout
+    learn = settings.learn
     c = settings.curriculum
     stages = stages_of(c, r.max_tokens) or (config.Stage(),)
     works = []
-    for stage, steps in zip(stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True):
-        groups, rollouts = stage.groups or c.groups, stage.rollouts or c.rollouts
+    for stage, steps in zip(
+        stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True
+    ):
+        groups = stage.groups or c.groups
+        rollouts = stage.rollouts or c.rollouts
         limit = stage.max_tokens or r.max_tokens
-        again = learn.updates * (stage.minibatches or learn.minibatches) > 1  # scored under the policy before them all
-        passes = learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
+        # scored under the policy before them all
+        again = learn.updates * (stage.minibatches or learn.minibatches) > 1
+        passes = (
+            learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
+        )
         generated = groups * rollouts_asked(c.name, rollouts, c.speed.n_init)
         works.append(
             Workload(
@@ -294,7 +323,8 @@ def workloads(settings: config.Config, problems: Problems, prompt: float, respon
 
 def budget_lines(settings: config.Config) -> list[str]:
     """What a step trains on at most, and the stages of the curriculum."""
-    c, r = settings.curriculum, settings.rollout
+    c = settings.curriculum
+    r = settings.rollout
     tokens = c.groups * c.rollouts * r.max_tokens
     lines = [
         f"{counted(settings.steps, 'step')} of {counted(c.groups, 'group')} x {c.rollouts:,} rollouts ({c.name}), "
@@ -316,11 +346,16 @@ def estimate_lines(
     imitations: Sequence[Imitation] = (),
 ) -> list[str]:
     """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
-    several, source = len(works) > 1, "as in that run" if known else "half of the limit"
+    several = len(works) > 1
+    source = "as in that run" if known else "half of the limit"
     timed = machine.gpu is not None or machine.threads > 0
-    lines, seconds, warm = [], 0.0, 0.0
+    lines = []
+    seconds = 0.0
+    warm = 0.0
     for entry in imitations:
-        words = f"warm start: {counted(entry.updates, 'update')} of {entry.batch:,} worked solutions"
+        words = (
+            f"warm start: {counted(entry.updates, 'update')} of {entry.batch:,} worked solutions"
+        )
         words += f" of {entry.tokens:,.0f} tokens"
         if timed:
             took = entry.seconds(dims, machine)
@@ -329,16 +364,19 @@ def estimate_lines(
         lines.append(words)
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
-        words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
+        words = (
+            f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
+        )
         if work.generated > work.trained:
-            words += (
-                f", of which {work.trained:,.0f} train: {1 - SIGNAL:.0%} of the prompts are taken to have no signal"
-            )
+            without = f"{1 - SIGNAL:.0%} of the prompts are taken to have no signal"
+            words += f", of which {work.trained:,.0f} train: {without}"
         if timed:
             generate, train = cost(work, dims, machine)
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
-        lines.append(f"stage {number}, {counted(work.steps, 'step')}: {words}" if several else words)
+        lines.append(
+            f"stage {number}, {counted(work.steps, 'step')}: {words}" if several else words
+        )
     steps = counted(sum(work.steps for work in works), "step")
     total = f"{steps} on {machine.name}: {_time(seconds)}"
     total += f", with the warm start {_time(warm + seconds)}" if imitations else ""
@@ -361,4 +399,6 @@ def _time(seconds: float) -> str:
     ['0.012 s', '4.2 s', '5 min', '10 h', '208 h']
     """
     unit, size = ("s", 1) if seconds < 100 else ("min", 60) if seconds < 5400 else ("h", 3600)
-    return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    return (
+        f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    )

@@ -95,7 +95,8 @@ def maj_at_k(finals: Sequence[str], right: Sequence[bool], k: int) -> float:
     0.5
     """
     assert len(finals) == len(right) and 1 <= k <= len(finals)
-    votes, hits = Counter(finals), Counter(final for final, good in zip(finals, right, strict=True) if good)
+    votes = Counter(finals)
+    hits = Counter(final for final, good in zip(finals, right, strict=True) if good)
     abstain = votes.pop("", 0)
     answers = tuple(sorted((count, hits[final]) for final, count in votes.items()))
     return _won(answers, abstain, k)
@@ -111,7 +112,10 @@ def _won(answers: tuple[tuple[int, int], ...], abstain: int, k: int) -> float:
     for i, (count, hits) in enumerate(answers):
         if hits:
             rest = [other for j, (other, _) in enumerate(answers) if j != i]
-            ways = sum(comb(count, v) * _beaten(rest, abstain, v, k - v) for v in range(1, min(count, k) + 1))
+            ways = sum(
+                comb(count, v) * _beaten(rest, abstain, v, k - v)
+                for v in range(1, min(count, k) + 1)
+            )
             won += hits / count * ways
     return won / comb(sum(count for count, _ in answers) + abstain, k)
 
@@ -131,11 +135,16 @@ def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
                 for more in range(min(votes, left - taken) + 1):
                     wider[taken + more, tied + (more == votes)] += number * comb(count, more)
             ways = wider
-    return sum(number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items())
+    return sum(
+        number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items()
+    )
 
 
-SLICE = 2048  # rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
-VOTES = 64  # rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only maj@n
+# rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
+SLICE = 2048
+# rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only
+# maj@n
+VOTES = 64
 MOST_UNJUDGED = 0.5  # share of the rollouts beyond which nothing is said of how many are right
 OnProgress = Callable[[int, int], None]  # called with (rollouts finished, rollouts in all)
 
@@ -160,9 +169,16 @@ def eval_sets(
         entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
     sets = []
     for entry in entries:
-        limit, prompts = entry.max_tokens or training.max_tokens, evals[entry.name]
-        sampling = replace(training, max_tokens=limit, temperature=entry.temperature, top_p=entry.top_p)
-        sets.append(EvalSet(name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every))
+        limit = entry.max_tokens or training.max_tokens
+        prompts = evals[entry.name]
+        sampling = replace(
+            training, max_tokens=limit, temperature=entry.temperature, top_p=entry.top_p
+        )
+        sets.append(
+            EvalSet(
+                name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every
+            )
+        )
     return tuple(sets)
 
 
@@ -188,10 +204,14 @@ def evaluate(
 
 
 def judged_slices(
-    requests: Sequence[Request], engine: Engine, judge: Judge, on_progress: OnProgress = lambda done, total: None
+    requests: Sequence[Request],
+    engine: Engine,
+    judge: Judge,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Iterator[list[Rollout]]:
     """The requests' rollouts, generated and judged in slices, in order."""
-    total, done = sum(r.n for r in requests), 0
+    total = sum(r.n for r in requests)
+    done = 0
     size = max(1, SLICE // max((r.n for r in requests), default=1))
 
     def finished(count: int) -> None:
@@ -203,7 +223,9 @@ def judged_slices(
         done += len(judged)
 
 
-def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool = False) -> dict[str, float]:
+def eval_metrics(
+    eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool = False
+) -> dict[str, float]:
     """eval/NAME/MEASURE from judged rollouts; rollout.group_id is the prompt's place in the set.
 
     Always: accuracy (the mean over prompts of right / n: pass@1, avg@n) with accuracy_low and accuracy_high (95%,
@@ -236,7 +258,8 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
     levels = [p.meta.get("level") for p in eval_set.prompts]
     for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
         of_level = [x == level for x in levels]
-        mine, lacking = rates[of_level], unjudged[of_level]
+        mine = rates[of_level]
+        lacking = unjudged[of_level]
         if lacking.mean() > MOST_UNJUDGED:
             continue
         metrics[f"level/{level}"] = float(mine.mean())
@@ -265,7 +288,9 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     right = [[r.verdict == "right" for r in group] for group in groups]
     could_be = [[r.verdict != "wrong" for r in group] for group in groups]
     for k in powers_up_to(n) if full else [n] * (n > 1):
-        passed, most = ([pass_at_k(n, sum(hits), k) for hits in counted] for counted in (right, could_be))
+        passed, most = (
+            [pass_at_k(n, sum(hits), k) for hits in counted] for counted in (right, could_be)
+        )
         metrics |= _with_interval(f"pass@{k}", passed, most, n / k, full)
     if n > 1 and names_answers([r for group in groups for r in group]):
         finals = [[r.final for r in group] for group in groups]
@@ -275,7 +300,9 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     return metrics
 
 
-def _with_interval(name: str, values: Values, most: Values, draws: float, wanted: bool = True) -> dict[str, float]:
+def _with_interval(
+    name: str, values: Values, most: Values, draws: float, wanted: bool = True
+) -> dict[str, float]:
     """most: the values if all that was not judged were right."""
     metrics = {name: float(np.mean(values))}
     if wanted:

@@ -11,18 +11,37 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from errno import EACCES, EDQUOT, EEXIST, EINVAL, EIO, ENOSPC, ENOSYS, ENOTDIR, ENOTSUP, EPERM, EROFS
+from errno import (
+    EACCES,
+    EDQUOT,
+    EEXIST,
+    EINVAL,
+    EIO,
+    ENOSPC,
+    ENOSYS,
+    ENOTDIR,
+    ENOTSUP,
+    EPERM,
+    EROFS,
+)
 from pathlib import Path
 
 from whet.errors import WhetError
 
-TMP, OLD = ".whet-tmp-", ".whet-old-"
+TMP = ".whet-tmp-"
+OLD = ".whet-old-"
 _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _REASONS = {
     (ENOSPC, EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
-    (EACCES, EPERM): "There is no permission to write {path}: choose another folder or change its owner or mode",
+    (
+        EACCES,
+        EPERM,
+    ): "There is no permission to write {path}: choose another folder or change its owner or mode",
     (EROFS,): "{path} cannot be written, it lies on a read-only file system: choose another folder",
-    (ENOTDIR, EEXIST): "{path} cannot be made, a part of that path is a file: choose another folder",
+    (
+        ENOTDIR,
+        EEXIST,
+    ): "{path} cannot be made, a part of that path is a file: choose another folder",
 }
 
 
@@ -39,13 +58,18 @@ def one_sentence(path: Path) -> Iterator[None]:
     except WhetError:
         raise
     except Exception as error:
-        rust = _RUST_OS_ERROR.search(str(error))  # safetensors writes from Rust and gives the code in words only
-        code = (error.errno or EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
+        # safetensors writes from Rust and gives the code in words only
+        rust = _RUST_OS_ERROR.search(str(error))
+        code = (
+            (error.errno or EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
+        )
         if code is None:
             raise
         reason = next((words for codes, words in _REASONS.items() if code in codes), None)
         reason = reason or f"{{path}} cannot be written ({os.strerror(code)})"
-        raise WhetError(f"{reason.format(path=path)}; everything saved before is untouched.") from error
+        raise WhetError(
+            f"{reason.format(path=path)}; everything saved before is untouched."
+        ) from error
 
 
 def make_folder(path: Path) -> None:

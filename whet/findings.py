@@ -40,11 +40,19 @@ def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
     """What the model is, how fast it trains and decodes, how much memory it takes, and whether that is there."""
     from whet.model.memory import free_memory
 
-    name, model, shape = type(network).__name__, footprint.settings.model, footprint.shape
+    name = type(network).__name__
+    model = footprint.settings.model
+    shape = footprint.shape
     adapters = model.lora.rank * shape.adapted
-    trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
+    trained = (
+        f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
+    )
     return [
-        ("model", f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}", True),
+        (
+            "model",
+            f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}",
+            True,
+        ),
         ("family", tried(network.config.model_type), True),
         ("path", footprint.path(), True),
         ("rollouts", decoding_of(network, footprint.settings, footprint.device), True),
@@ -61,7 +69,11 @@ def tried(model_type: str) -> str:
     if model_type not in FAMILIES:
         return f"{model_type}, never tried with whet"
     name, weights = FAMILIES[model_type]
-    return f"{name}, tried on real weights ({weights})" if weights else f"{name}, tested with a tiny configuration only"
+    return (
+        f"{name}, tried on real weights ({weights})"
+        if weights
+        else f"{name}, tested with a tiny configuration only"
+    )
 
 
 def decoding_of(network: Any, settings: config.Config, device: torch.device) -> str:
@@ -98,5 +110,9 @@ def machine_of(device: torch.device) -> Machine:
     if device.type != "cuda":
         threads = torch.get_num_threads()
         return Machine(name=f"a CPU, {threads} thread{'s' * (threads > 1)}", threads=threads)
-    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "the GPU of another machine"
+    name = (
+        torch.cuda.get_device_name(device)
+        if torch.cuda.is_available()
+        else "the GPU of another machine"
+    )
     return Machine(name=name, gpu=gpu_of(name))

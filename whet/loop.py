@@ -27,9 +27,17 @@ from whet.run import Run
 from whet.run_state import save_parts
 from whet.tasks.judge import Unfinished
 from whet.types import Batch, Prompt, Report, Request, Rollout
-from whet.watch import CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
+from whet.watch import (
+    CollapseGuard,
+    Stopwatch,
+    gpu_metrics,
+    group_metrics,
+    mismatch_jump,
+    rollout_metrics,
+)
 
-BEST_BY = f"eval/{config.HELD_OUT}/accuracy"  # a benchmark, under another name, must not choose the weights
+# a benchmark, under another name, must not choose the weights
+BEST_BY = f"eval/{config.HELD_OUT}/accuracy"
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
 
@@ -45,7 +53,11 @@ class Watcher(Protocol):
 
 def train(parts: Parts, log: Log) -> None:
     """Train from where `parts` stands to the end of the recipe, or to the step in which an interrupt asked to stop."""
-    curriculum, engine, judge, learner, store = parts.curriculum, parts.engine, parts.judge, parts.learner, parts.store
+    curriculum = parts.curriculum
+    engine = parts.engine
+    judge = parts.judge
+    learner = parts.learner
+    store = parts.store
     log.begin()
     while not parts.done and not log.stopping:
         with log.step() as watch:
@@ -53,12 +65,16 @@ def train(parts: Parts, log: Log) -> None:
                 asked = curriculum.plan(parts.clock())  # which prompts, how many rollouts, how long
                 with watch.timing("generate"):
                     engine.submit(asked)
-                    finished = engine.collect(judge.send)  # the judges work while the engine decodes
+                    # the judges work while the engine decodes
+                    finished = engine.collect(judge.send)
                 parts.tally.generated(asked, finished)
                 with watch.timing("judge"):
-                    judged = judge.receive(wait=engine.idle)  # wait only if nothing is left to decode
-                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped groups teach, too
-                log.observe(asked, judged)  # raises Starved if nothing was asked, runs or was judged
+                    # wait only if nothing is left to decode
+                    judged = judge.receive(wait=engine.idle)
+                # the store keeps the tokens; dropped groups teach, too
+                curriculum.observe(store.put(judged))
+                # raises Starved if nothing was asked, runs or was judged
+                log.observe(asked, judged)
             log.emitted(batch)
             with watch.timing("sync"):
                 engine.release()  # a GPU's memory goes to the learner
@@ -66,7 +82,8 @@ def train(parts: Parts, log: Log) -> None:
                 report = learner.step(store.attach(batch), parts.progress, curriculum.needs)
             with watch.timing("sync"):
                 engine.take_back()
-                engine.update(learner.version)  # one that shares the weights learns their version, others get them
+                # one that shares the weights learns their version, others get them
+                engine.update(learner.version)
             parts.tally.updated(report)
             curriculum.updated(parts.clock(), report)
             store.keep(curriculum.holds())  # frees the traces that no group needs
@@ -108,7 +125,8 @@ class Log:
         """One step. If it starves, its rollouts are kept for `whet view`, and a judge that failed is quoted first. If
         the run is to stop while judges still work, the checkpoint has what they were given, and the step goes on later.
         """
-        self.seen, self.still = [], 0
+        self.seen = []
+        self.still = 0
         self.pictures.begin()
         try:
             yield self.watch
@@ -131,7 +149,8 @@ class Log:
         parts = self.parts
         # An evaluation after the update before has seen the same weights.
         due = [eval_set for eval_set in parts.evals if parts.tally.step % eval_set.every]
-        parts.tally.step, parts.ended = parts.tally.step + 1, True
+        parts.tally.step = parts.tally.step + 1
+        parts.ended = True
         parts.tally.time_s += self.watch.without("save", "eval")
         self._write_rollouts(parts.tally.step, self.seen)
         metrics = self.evaluate(due) | {"mastered": 1.0}
@@ -146,7 +165,8 @@ class Log:
         self.pictures.observe(asked)
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
-        if self.still == 2:  # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
+        # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
+        if self.still == 2:
             state = f"the curriculum {self.settings.curriculum.name} asks for nothing, nothing runs, no batch is full"
             remedy = 'set curriculum.starvation = "relax" or "partial", or lower curriculum.groups'
             raise Starved(f"Step {parts.tally.step}: {state}; {remedy}.")
@@ -159,14 +179,17 @@ class Log:
 
     def updated(self, batch: Batch, report: Report) -> None:
         """After an update: metrics, evaluation if due, advice, and a checkpoint if due or the best so far."""
-        parts, run = self.parts, self.run
+        parts = self.parts
+        run = self.run
         counted = self.evidence.updated(parts.clock(), parts.curriculum.holds())
         drafted = self.train_drafter()
         metrics = rollout_metrics(counted) | self.step_metrics(batch, report) | drafted
         with self.watch.timing("save"):
             self._write_rollouts(parts.tally.step, self.seen)
             lookup = parts.plan.problems.lookup
-            run.draw(parts.tally.step, self.pictures.drawn(self.seen, batch.groups, metrics, lookup))
+            run.draw(
+                parts.tally.step, self.pictures.drawn(self.seen, batch.groups, metrics, lookup)
+            )
         metrics |= self.evaluate_due()
         collapsed = self.guards.collapse.check(parts.tally.step, metrics)
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
@@ -174,14 +197,17 @@ class Log:
         for sentence in self.guards.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
         if collapsed:
-            self.guards.collapse = CollapseGuard()  # who resumes it all the same compares it with itself from there on
+            # who resumes it all the same compares it with itself from there on
+            self.guards.collapse = CollapseGuard()
         step = parts.tally.step
         due = parts.done or run.stopping or collapsed or step % self.settings.save.every == 0
         if due or run.beats(step, metrics.get(BEST_BY)):
             self.save(metrics)
         if collapsed:
             remedy = "Begin again with a lower learn.lr or a larger batch; --resume would go on from here."
-            raise Collapsed(f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}")
+            raise Collapsed(
+                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}"
+            )
 
     def refuse_other_weights(self, batch: Batch, mismatch: float | None) -> None:
         """End the run, before it saves, where the engine has drawn with other weights than the learner's."""
@@ -191,7 +217,9 @@ class Log:
         if mismatch_jump(self.guards.sound, mismatch):
             before = f"{self.guards.sound:.2g} before, {mismatch:.2g} now"
             why = f"log-probs of the engine and the learner drift apart ({before}): the engine missed an update"
-            raise Diverged(f"Step {self.parts.tally.step}: {why}; --resume goes on from the last checkpoint.")
+            raise Diverged(
+                f"Step {self.parts.tally.step}: {why}; --resume goes on from the last checkpoint."
+            )
         self.guards.sound = mismatch
 
     def train_drafter(self) -> dict[str, float]:
@@ -209,12 +237,14 @@ class Log:
                 return {}
 
     def step_metrics(self, batch: Batch, report: Report) -> dict[str, float]:
-        parts, watch = self.parts, self.watch
+        parts = self.parts
+        watch = self.watch
         watch.move("train", "log_probs", parts.learner.scored_s)
         step_s = watch.without("save")
         parts.tally.time_s += step_s
         self.pictures.note(parts.engine, parts.curriculum)
-        engine, learning = parts.engine.stats(), parts.meter.seconds()
+        engine = parts.engine.stats()
+        learning = parts.meter.seconds()
         if parts.drafter is not None:  # the engine counts failed drafts
             engine["draft/failures"] = engine.get("draft/failures", 0.0) + parts.drafter.failures
         generate_s = watch.seconds.get("generate", 0.0)
@@ -234,12 +264,18 @@ class Log:
     def evaluate_due(self) -> dict[str, float]:
         """Evaluate before the first step, every so many steps, and after the last."""
         parts = self.parts
-        return self.evaluate([due for due in parts.evals if parts.tally.step % due.every == 0 or parts.done])
+        return self.evaluate(
+            [due for due in parts.evals if parts.tally.step % due.every == 0 or parts.done]
+        )
 
     def evaluate(self, sets: Sequence[EvalSet]) -> dict[str, float]:
-        parts, watch = self.parts, self.watch
-        metrics, kept, unfinished = dict[str, float](), list[Rollout](), True
-        with watch.timing("eval"), suppress(Unfinished):  # a run that is to stop leaves the rest out
+        parts = self.parts
+        watch = self.watch
+        metrics = dict[str, float]()
+        kept = list[Rollout]()
+        unfinished = True
+        # a run that is to stop leaves the rest out
+        with watch.timing("eval"), suppress(Unfinished):
             for eval_set in sets:
                 metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
             unfinished = False
@@ -260,7 +296,12 @@ class Log:
     def record(self, metrics: dict[str, float]) -> None:
         """Write a row; the time from here on belongs to the next one."""
         parts = self.parts
-        row = {**parts.tally.metrics(), "version": float(parts.learner.version), **metrics, **self.watch.metrics()}
+        row = {
+            **parts.tally.metrics(),
+            "version": float(parts.learner.version),
+            **metrics,
+            **self.watch.metrics(),
+        }
         self.run.record(parts.tally.step, row)
         self.watcher.update({"step": float(parts.tally.step), **row}, parts.progress)
         self.watch = Stopwatch()
@@ -268,12 +309,15 @@ class Log:
     def save(self, metrics: dict[str, float]) -> None:
         parts = self.parts
         with self.watch.timing("save"):
-            score, keep = metrics.get(BEST_BY), self.settings.save.keep
+            score = metrics.get(BEST_BY)
+            keep = self.settings.save.keep
             self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=keep)
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
         rollouts = rollouts[: self.settings.save.rollouts]
-        entropies = self.parts.learner.entropies([r.key for r in rollouts] if kind == "step" else ())
+        entropies = self.parts.learner.entropies(
+            [r.key for r in rollouts] if kind == "step" else ()
+        )
         self.run.write_rollouts(step, self.parts.rollout_rows(rollouts, entropies), kind=kind)
 
 
@@ -284,7 +328,9 @@ def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float],
     for number, entry in enumerate(parts.plan.settings.warm_start):
         rng = np.random.default_rng((parts.plan.settings.seed, 7919, number))
 
-        def on_step(step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps) -> None:
+        def on_step(
+            step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps
+        ) -> None:
             on_progress(name, step + 1, steps, loss)
 
         batches = solution_batches(parts, entry, rng)
@@ -301,7 +347,12 @@ def solution_batches(
     waiting: list[tuple[Prompt, str]] = []
     for _ in range(entry.steps):
         while len(waiting) < entry.batch:
-            waiting += parts.plan.problems.solutions(rng, max(entry.batch, parts.plan.problems.worked), entry.options)
-        pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
+            waiting += parts.plan.problems.solutions(
+                rng, max(entry.batch, parts.plan.problems.worked), entry.options
+            )
+        pairs = waiting[: entry.batch]
+        waiting = waiting[entry.batch :]
         prompts = parts.plan.codec.encode_all([prompt for prompt, _ in pairs])
-        yield list(zip(prompts, (parts.plan.codec.encode_response(text) for _, text in pairs), strict=True))
+        yield list(
+            zip(prompts, (parts.plan.codec.encode_response(text) for _, text in pairs), strict=True)
+        )

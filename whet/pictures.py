@@ -53,14 +53,24 @@ class Pictures:
         """Ask engine and curriculum; to be called before the engine's counters are reset."""
         self.noted = {**pictures_of(engine), **pictures_of(curriculum)}
         if running := self.noted.get("running"):
-            self.noted["running"] = [[round(max(0.0, at - self.start), 3), rows] for at, rows in running]
+            self.noted["running"] = [
+                [round(max(0.0, at - self.start), 3), rows] for at, rows in running
+            ]
 
     def drawn(
-        self, seen: Sequence[Rollout], trained: Sequence[Group], metrics: Mapping[str, float], lookup: Lookup
+        self,
+        seen: Sequence[Rollout],
+        trained: Sequence[Group],
+        metrics: Mapping[str, float],
+        lookup: Lookup,
     ) -> dict[str, Any]:
         """The object of this step. seen: what was judged in it; metrics: its row; lookup: the prompt of an id."""
         judged = [rollout for rollout in seen if rollout.judged and rollout.finish != "cut"]
-        shares = {name.removeprefix(SHARE): value for name, value in metrics.items() if name.startswith(SHARE)}
+        shares = {
+            name.removeprefix(SHARE): value
+            for name, value in metrics.items()
+            if name.startswith(SHARE)
+        }
         found = {
             "pass_rates": pass_rates(judged) if judged else None,
             "flow": flow(self.asked, self.before, metrics, len(trained)),
@@ -102,7 +112,9 @@ def flow(
 def by_level(judged: Iterable[Rollout], lookup: Lookup) -> dict[str, list[int]]:
     """Judged rollouts, and right ones among them, of each level that the prompts have."""
     levels: dict[str, list[int]] = {}
-    for (prompt_id, right), count in Counter((r.prompt_id, r.verdict == "right") for r in judged).items():
+    for (prompt_id, right), count in Counter(
+        (r.prompt_id, r.verdict == "right") for r in judged
+    ).items():
         if (level := lookup(prompt_id).meta.get("level")) is not None:
             total = levels.setdefault(str(level), [0, 0])
             total[0], total[1] = total[0] + count, total[1] + right * count
@@ -112,14 +124,22 @@ def by_level(judged: Iterable[Rollout], lookup: Lookup) -> dict[str, list[int]]:
 # ---- rollouts, token by token
 
 
-def token_rows(rollouts: Sequence[Rollout], codec: Codec, entropies: Mapping[Key, np.ndarray]) -> list[dict[str, Any]]:
+def token_rows(
+    rollouts: Sequence[Rollout], codec: Codec, entropies: Mapping[Key, np.ndarray]
+) -> list[dict[str, Any]]:
     """For each rollout its text in pieces, one per token, with the log-prob of each, its entropy where it is known, and
     whether it came from a draft (1); of the first rollouts only, since text alone is a tenth of that."""
-    rows, room = list[dict[str, Any]](), DETAILED
+    rows = list[dict[str, Any]]()
+    room = DETAILED
     for rollout in rollouts:
-        trace, row = rollout.trace, dict[str, Any]()
+        trace = rollout.trace
+        row = dict[str, Any]()
         room -= rollout.length
-        if trace is not None and room >= 0 and (pieces := codec.pieces(trace.ids.tolist())) is not None:
+        if (
+            trace is not None
+            and room >= 0
+            and (pieces := codec.pieces(trace.ids.tolist())) is not None
+        ):
             row = {"pieces": pieces, "log_probs": _short(trace.log_probs)}
             if trace.guessed is not None:
                 row["drafted"] = "".join("01"[mark] for mark in trace.guessed.tolist())
@@ -141,10 +161,20 @@ def machine(device: str, cards: int, recipe: str) -> dict[str, str]:
     from whet.processes import available_cores  # not at the top: it imports what imports this file
 
     cores = available_cores()
-    hardware = f"{cards} x {device}" if device else f"{cores} core{'s' * (cores > 1)}, {platform.machine()}"
+    hardware = (
+        f"{cards} x {device}"
+        if device
+        else f"{cores} core{'s' * (cores > 1)}, {platform.machine()}"
+    )
     versions = {"whet": __version__, "torch": installed("torch")}
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"hardware": hardware, **versions, "python": platform.python_version(), "started": started, "recipe": recipe}
+    return {
+        "hardware": hardware,
+        **versions,
+        "python": platform.python_version(),
+        "started": started,
+        "recipe": recipe,
+    }
 
 
 def installed(package: str) -> str:

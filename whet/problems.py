@@ -49,12 +49,15 @@ class Problems:
     evals: Evals  # by name; their ids carry the name, so they never equal a training id
     eval_by_id: Mapping[str, Prompt]
     judges: Mapping[str, Grader]  # by `Prompt.task`
-    matched: Mapping[str, TextTask]  # the tasks that compare answers with the data's, without a judge of the user's
+    # the tasks that compare answers with the data's, without a judge of the user's
+    matched: Mapping[str, TextTask]
     rewards: Rewards  # turns a judgement into a reward
     tasks: tuple[Task, ...]  # one per [[data]] entry
-    shares: tuple[tuple[int, float], ...]  # (training prompts, weight) of each [[data]] entry, in the order of `train`
+    # (training prompts, weight) of each [[data]] entry, in the order of `train`
+    shares: tuple[tuple[int, float], ...]
     notes: tuple[str, ...]  # sentences for the user, each shown once
-    held_out: frozenset[int]  # keys of the problems set aside, whose worked solutions are not imitated either
+    # keys of the problems set aside, whose worked solutions are not imitated either
+    held_out: frozenset[int]
 
     @property
     def alphabet(self) -> str:
@@ -68,7 +71,8 @@ class Problems:
     def keep(self, mask: np.ndarray) -> Problems:
         """The same with only those training prompts for which `mask` is True."""
         ends = np.cumsum([size for size, _ in self.shares])
-        kept = np.diff(np.cumsum([0, *mask])[ends], prepend=0).tolist()  # an entry may have no prompts left
+        # an entry may have no prompts left
+        kept = np.diff(np.cumsum([0, *mask])[ends], prepend=0).tolist()
         shares = tuple((size, weight) for size, (_, weight) in zip(kept, self.shares, strict=True))
         return replace(self, train=self.train.select(np.flatnonzero(mask).tolist()), shares=shares)
 
@@ -79,7 +83,10 @@ class Problems:
             ids=table.ids,
             entries=self.shares,
             levels=table.meta.get("level", ()),
-            characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
+            characters=[
+                sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p)
+                for p in table.problems
+            ],
             tasks=table.tasks,
         )
 
@@ -94,7 +101,9 @@ class Problems:
         counts = [getattr(task, "worked", 0) for task in self.tasks]
         return max(0, min(counts) - len(self.held_out)) * len(counts)
 
-    def solutions(self, rng: np.random.Generator, count: int, options: Mapping[str, Any]) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, options: Mapping[str, Any]
+    ) -> list[tuple[Prompt, str]]:
         """`count` worked solutions, divided as evenly as possible over the tasks."""
         pairs: list[tuple[Prompt, str]] = []
         for number, task in enumerate(self.tasks):
@@ -104,9 +113,13 @@ class Problems:
                 if len(found) >= share:
                     break
                 drawn = task.solutions(rng, share - len(found) + len(self.held_out), **options)
-                found += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
+                found += [
+                    (prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out
+                ]
             else:
-                raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
+                raise WhetError(
+                    f"Task {task.name} has no worked solutions except those of problems that are held out."
+                )
             pairs += found[:share]
         return pairs
 
@@ -149,9 +162,15 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
     if (clash := next((i for i in by_id if i in train), None)) is not None:
         raise WhetError(f'The training id "{clash}" is reserved for evaluation; rename it.')
     read_from_files = any(entry.path for entry in settings.data)
-    notes += held_out_notes(evals.get(HELD_OUT, ()), len(table) - len(train) if held and read_from_files else 0)
-    notes += overlap_notes([(keys[row], table.answers[row]) for row in kept], evals, read_from_files)
-    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0)
+    notes += held_out_notes(
+        evals.get(HELD_OUT, ()), len(table) - len(train) if held and read_from_files else 0
+    )
+    notes += overlap_notes(
+        [(keys[row], table.answers[row]) for row in kept], evals, read_from_files
+    )
+    sizes = np.diff(
+        np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0
+    )
     return Problems(
         train=train,
         evals=evals,
@@ -160,7 +179,9 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         matched=matched,
         rewards=rewards,
         tasks=tuple(task for task, _ in parts),
-        shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
+        shares=tuple(
+            (size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)
+        ),
         notes=tuple(notes),
         held_out=held,
     )
@@ -191,7 +212,9 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     """
     problems = set(keys)
     count = min(size, len(problems) // 10)
-    return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
+    return (
+        frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
+    )
 
 
 def held_out_notes(prompts: Sequence[Prompt], left: int) -> list[str]:
@@ -209,7 +232,8 @@ def held_out_notes(prompts: Sequence[Prompt], left: int) -> list[str]:
 
 def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> list[str]:
     """Sentences on training rows (key, answer) that repeat others or are evaluated on; `read`: they come from files."""
-    trained, total = {key for key, _ in rows}, len(rows)
+    trained = {key for key, _ in rows}
+    total = len(rows)
     repeats = total - len(set(rows)) if read else 0  # generated problems repeat by design
     sentence = f"{repeats:,} of the {total:,} training rows repeat a problem; each counts as a prompt of its own."
     notes = [sentence] if repeats else []
@@ -222,7 +246,8 @@ def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> 
 
 def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     """Sentences on answers that the judge cannot match to themselves; a set where most cannot be matched is refused."""
-    train, until = problems.train, time.monotonic() + answer_check.SECONDS
+    train = problems.train
+    until = time.monotonic() + answer_check.SECONDS
     ends = np.cumsum([size for size, _ in problems.shares]).tolist()
     sets: list[tuple[str, str, range, Callable[[int], Prompt]]] = [
         (getattr(task, "origin", ""), task.name, range(end - size, end), train.at)
@@ -238,9 +263,15 @@ def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     for origin, task_name, rows, prompt_at in sets:
         if task_name not in problems.matched or not rows:
             continue
-        limits = {"seed": settings.seed, "memory_mb": settings.judge.memory_mb, "sample": answer_check.SAMPLE}
+        limits = {
+            "seed": settings.seed,
+            "memory_mb": settings.judge.memory_mb,
+            "sample": answer_check.SAMPLE,
+        }
         left = until - time.monotonic()
-        found = answer_check.check(problems.matched[task_name], rows, prompt_at, **limits, seconds=left)
+        found = answer_check.check(
+            problems.matched[task_name], rows, prompt_at, **limits, seconds=left
+        )
         said = [f"{origin}: {sentence}" for sentence in found.sentences()]
         if found.mostly_wrong:
             raise WhetError(said[0])
@@ -265,7 +296,8 @@ def check_judges(settings: config.Config, problems: Problems, given: bool) -> li
     every = given or any(":" in name for name in problems.rewards.names)
     notes = []
     for name, prompt in first.items():
-        if every or name.count(":") > 1:  # the name of a task with a judge of the user's holds "module:function"
+        # the name of a task with a judge of the user's holds "module:function"
+        if every or name.count(":") > 1:
             notes += answer_check.try_judge(problems.judges[name], prompt, settings.judge)
     return notes
 
@@ -277,16 +309,22 @@ def anchor_paths(settings: config.Config) -> config.Config:
         path = Path(name).expanduser()
         return str(path.absolute()) if name and name not in NAMES and path.exists() else name
 
-    folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
-    model, draft = settings.model, settings.draft
+    # a resumed run may have another environment
+    folder = settings.data_folder or os.environ.get(VARIABLE, "")
+    model = settings.model
+    draft = settings.draft
     update: dict[str, Any] = {
         "draft": draft.model_copy(update={"eagle": whole(draft.eagle)}),
-        "model": model if model.name == "tiny" else model.model_copy(update={"name": whole(model.name)}),
+        "model": model
+        if model.name == "tiny"
+        else model.model_copy(update={"name": whole(model.name)}),
         "data_folder": whole(folder),
     }
     for name in ("data", "eval"):
         entries: tuple[config.ProblemSettings, ...] = getattr(settings, name)
-        update[name] = tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in entries)
+        update[name] = tuple(
+            entry.model_copy(update={"path": whole(entry.path)}) for entry in entries
+        )
     return settings.model_copy(update=update)
 
 
@@ -295,7 +333,8 @@ class EncodedPrompts:
 
     def __init__(self, problems: Problems, codec: Codec) -> None:
         # They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
-        tokens, ends = array("i"), array("q")
+        tokens = array("i")
+        ends = array("q")
         waiting = chain(problems.train, problems.eval_by_id.values())
         while batch := list(islice(waiting, BATCH)):
             for ids in codec.encode_all(batch):
@@ -308,7 +347,9 @@ class EncodedPrompts:
 
     def _number_rows(self, problems: Problems) -> None:
         self.table = problems.train
-        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+        self.eval_rows = {
+            prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))
+        }
 
     def __call__(self, prompt_id: str) -> list[int]:
         row = self.eval_rows.get(prompt_id)
@@ -326,7 +367,9 @@ class EncodedPrompts:
         if not limit or keep.all():
             return problems, []
         if not keep.any():
-            raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
+            raise WhetError(
+                f"Every training problem has more than text.max_prompt = {limit} tokens."
+            )
         rows = np.concatenate([keep, np.ones(len(self.eval_rows), bool)])
         self.ends, self.lengths = self.ends[rows], self.lengths[rows]
         self._number_rows(problems := problems.keep(keep))

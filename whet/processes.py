@@ -63,7 +63,9 @@ class Company:
             try:
                 self.benches = Benches(attend, plan.settings.cluster.timeout_s)
             except (TypeError, pickle.PicklingError) as error:
-                raise WhetError(f'judge.where = "workers", but a judge cannot be sent to them: {error}.') from error
+                raise WhetError(
+                    f'judge.where = "workers", but a judge cannot be sent to them: {error}.'
+                ) from error
             self.stack.callback(self.benches.end)
         dial = self.benches.dial
         return lambda: FarWorker(*dial())
@@ -72,13 +74,16 @@ class Company:
         self.stack.close()
 
 
-def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path | None = None) -> Parts:
+def build_fleet_parts(
+    plan: RunPlan, gpus: int, company: Company, weights: Path | None = None
+) -> Parts:
     """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each, or by the
     actors of a cluster."""
     from whet.cluster.fleet import Chorus, Fleet
 
     assert plan.curriculum is not None
-    settings, watch = plan.settings, Stopwatch()
+    settings = plan.settings
+    watch = Stopwatch()
     order = {
         "settings": settings.model_dump_json(),
         "weights": str(weights.absolute()) if weights else "",
@@ -92,7 +97,9 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
         if far:
             stack.callback((judge := build.build_judge(plan, company.judges(plan))).close)
-        engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
+        engine = Fleet(
+            decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode
+        )
         if "eagle" in settings.draft.drafters and settings.rollout.engine == "native":
             from whet.draft.training import SpotDrafter
 
@@ -121,7 +128,8 @@ def build_crews(
     """The processes that train, those that decode, which may be the same, and what there is in words."""
     from whet.cluster.crew import Crew
 
-    cluster, divided = plan.settings.cluster, plan.settings.learn.shard != "none"
+    cluster = plan.settings.cluster
+    divided = plan.settings.learn.shard != "none"
     if not cluster.workers:
         crew = Crew(order, *member_environments(plan, gpus), divided=divided)
         stack.callback(crew.close)
@@ -133,7 +141,8 @@ def build_crews(
     from whet.cluster.stations import Stations, join_cluster
     from whet.cluster.workers import Workers
 
-    name, run = plan.settings.model.name, str(company.folder)
+    name = plan.settings.model.name
+    run = str(company.folder)
     order = {**order, "run": run, "alike": kit(name, run)}
     company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus), theirs))
     backend = backend_of(plan)
@@ -150,8 +159,10 @@ def build_crews(
         return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
     learning = {"CPU": 1.0} | ({"GPU": min(1.0, cluster.gpus_per_worker)} if cuda else {})
     stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
-    first, company.learners = not company.learners, company.learners or Stations(build_member, environment, learning)
-    company.learners.await_room(gpus, "learners", patience, company.say)  # again, since its node may be gone for good
+    first = not company.learners
+    company.learners = company.learners or Stations(build_member, environment, learning)
+    # again, since its node may be gone for good
+    company.learners.await_room(gpus, "learners", patience, company.say)
     if first:
         stations.await_room(cluster.min_workers, "workers", patience, company.say)
         company.stack.callback(company.learners.free)
@@ -162,7 +173,14 @@ def build_crews(
     if company.workers is None:
         # Weights come from the learner: a checkpoint may be gone by then.
         company.workers = Workers(
-            {**order, "role": "worker", "weights": "", "later": False, "run": "", "alike": kit(name, "")},
+            {
+                **order,
+                "role": "worker",
+                "weights": "",
+                "later": False,
+                "run": "",
+                "alike": kit(name, ""),
+            },
             stations,
             crew,
             workers=cluster.workers,
@@ -173,30 +191,43 @@ def build_crews(
         company.stack.callback(company.workers.end)
     else:
         company.workers.follow(crew)
-    return crew, company.workers, f"{len(company.workers.present)} actors that decode and {gpus} that learn"
+    return (
+        crew,
+        company.workers,
+        f"{len(company.workers.present)} actors that decode and {gpus} that learn",
+    )
 
 
 def check_gpus(settings: config.Config, gpus: int) -> None:
     """Refuse a number of processes that this machine or this recipe cannot have."""
     workers = settings.cluster.workers
     if settings.judge.where == "workers" and not workers:
-        raise WhetError('judge.where = "workers" needs workers in a cluster: set cluster.workers, or leave it out.')
+        raise WhetError(
+            'judge.where = "workers" needs workers in a cluster: set cluster.workers, or leave it out.'
+        )
     if gpus == 1 and not workers and settings.learn.shard != "full":
         return
     if settings.learn.shard == "full" and settings.rollout.engine == "vllm":
-        raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
+        raise WhetError(
+            'rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".'
+        )
     if workers:
         refuse_cluster(settings.cluster, gpus, settings.rollout.engine)
         return
-    import torch  # not before: a run with one process waits seconds for it, and finds wrong data first
+    # not before: a run with one process waits seconds for it, and finds wrong data first
+    import torch
 
     from whet.model.load import pick_device
 
     if pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
-            raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
+            raise WhetError(
+                f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here."
+            )
     elif settings.model.device != "cpu" and gpus > 1:
-        raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
+        raise WhetError(
+            f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.'
+        )
 
 
 def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
@@ -206,8 +237,14 @@ def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         version = ""
     if not version.startswith(f"{RAY}."):
-        there = f"Ray {version} is installed, and whet runs with {RAY}" if version else "Ray is not installed"
-        raise WhetError(f"cluster.workers = {cluster.workers}, but {there}: pip install 'whet[ray]'.")
+        there = (
+            f"Ray {version} is installed, and whet runs with {RAY}"
+            if version
+            else "Ray is not installed"
+        )
+        raise WhetError(
+            f"cluster.workers = {cluster.workers}, but {there}: pip install 'whet[ray]'."
+        )
     if cluster.min_workers > cluster.workers:
         few = f"cluster.workers = {cluster.workers}"
         raise WhetError(f"cluster.min_workers = {cluster.min_workers} is more than {few}.")
@@ -215,10 +252,13 @@ def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
         raise WhetError(
             f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
         )
-    cards, unfit = cluster.gpus_per_worker, engine == "native" or cluster.placement == "colocated"
+    cards = cluster.gpus_per_worker
+    unfit = engine == "native" or cluster.placement == "colocated"
     if cards > 1 and (unfit or cards not in DIVIDES):
         can = 'only rollout.engine = "vllm" can divide a model among 2, 4 or 8 GPUs, apart from the learners'
-        raise WhetError(f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}.")
+        raise WhetError(
+            f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}."
+        )
 
 
 def backend_of(plan: RunPlan) -> str:
@@ -231,16 +271,27 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     import torch
 
     backend = backend_of(plan)
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **shared_environment(gpus)}
-    cards = [{"CUDA_VISIBLE_DEVICES": card} for card in seen.split(",")] if backend == "nccl" else [{}] * gpus
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
+        map(str, range(torch.cuda.device_count()))
+    )
+    own = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        **shared_environment(gpus),
+    }
+    cards = (
+        [{"CUDA_VISIBLE_DEVICES": card} for card in seen.split(",")]
+        if backend == "nccl"
+        else [{}] * gpus
+    )
     return [own | cards[number] for number in range(gpus)], backend
 
 
 def shared_environment(count: int) -> dict[str, str]:
     """What is the same for so many processes of a run, which divide the cores."""
     own = {"OMP_NUM_THREADS": str(max(1, available_cores() // count))}
-    if sys.platform == "linux":  # else gloo asks which address the host's name has, and not every host has one
+    # else gloo asks which address the host's name has, and not every host has one
+    if sys.platform == "linux":
         own["GLOO_SOCKET_IFNAME"] = "lo"
     return {name: os.environ.get(name, value) for name, value in own.items()}
 
@@ -253,7 +304,9 @@ def kit(model: str, run: str) -> dict[str, str]:
         found = hashlib.sha256()
         for path in sorted(files):
             with path.open("rb") as file:
-                found.update(f"{path.name} {(size := path.stat().st_size)} ".encode() + file.read(SAMPLE))
+                found.update(
+                    f"{path.name} {(size := path.stat().st_size)} ".encode() + file.read(SAMPLE)
+                )
                 file.seek(max(0, size - SAMPLE))
                 found.update(file.read())
         return found.hexdigest()[:12]
@@ -262,7 +315,9 @@ def kit(model: str, run: str) -> dict[str, str]:
     alike = {"Python": platform.python_version(), "Ray": importlib.metadata.version("ray")}
     alike["whet"] = f"{__version__} ({digest(source)})"
     if (folder := Path(model)).is_dir():
-        alike[f"model folder {model}"] = digest(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors"))
+        alike[f"model folder {model}"] = digest(
+            p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")
+        )
     if run and (path := Path(run) / CONFIG).exists():
         alike[f"run folder {run}"] = digest([path])
     return alike
@@ -289,14 +344,22 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     here = kit(settings.model.name, order["run"]) if "alike" in order else {}
     for name, value in order.get("alike", {}).items():
         if (own := here.get(name, "missing")) != value:
-            raise WhetError(f"its {name} is {own}, and the driver's is {value}; all nodes need the same.")
-    codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
+            raise WhetError(
+                f"its {name} is {own}, and the driver's is {value}; all nodes need the same."
+            )
+    codec = Codec(
+        load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text
+    )
     network = check_model(settings.model) or tiny_skeleton(settings)
-    role, shares = order.get("role", "both"), order["size"]
+    role = order.get("role", "both")
+    shares = order["size"]
     several = role == "worker" and pick_device(settings.model).type == "cuda"
-    cards = max(1, int(settings.cluster.gpus_per_worker)) if several else 1  # it may be a share of one
+    # it may be a share of one
+    cards = max(1, int(settings.cluster.gpus_per_worker)) if several else 1
     if cards > 1:  # vLLM's processes have the GPUs
-        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
+        settings = settings.model_copy(
+            update={"model": settings.model.model_copy(update={"device": "cpu"})}
+        )
     of_gpu = min(1.0, settings.cluster.gpus_per_worker) if settings.cluster.workers else 1.0
     given: dict[str, Any] = {"processes": shares, "role": role, "share": of_gpu}
     plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, **given)
@@ -315,9 +378,19 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     if order["later"]:
         from whet.cluster.shards import ShardedLearner
 
-        return model, engine, partial(build.build_learner, plan, model, engine, ShardedLearner), drafter
+        return (
+            model,
+            engine,
+            partial(build.build_learner, plan, model, engine, ShardedLearner),
+            drafter,
+        )
     from whet.learn.learner import Learner
 
     shares = plan.footprint.shares
     share = (order["rank"] if shares > 1 else 0, shares)
-    return model, engine, partial(build.build_learner, plan, model, engine, partial(Learner, share=share)), drafter
+    return (
+        model,
+        engine,
+        partial(build.build_learner, plan, model, engine, partial(Learner, share=share)),
+        drafter,
+    )

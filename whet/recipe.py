@@ -80,7 +80,13 @@ MUST_BE = {
     "tuple_type": "a list",
 }
 # Lists of tables ([[data]], ...), each with the setting that comes first in an entry.
-TABLES = {"data": "path", "eval": "path", "reward": "name", "warm_start": "steps", "stages": "max_tokens"}
+TABLES = {
+    "data": "path",
+    "eval": "path",
+    "reward": "name",
+    "warm_start": "steps",
+    "stages": "max_tokens",
+}
 
 
 def override(tree: dict[str, Any], item: str) -> None:
@@ -102,7 +108,9 @@ def override(tree: dict[str, Any], item: str) -> None:
         spot: Any = here
         if isinstance(node, list):
             if not here.isdigit():
-                raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
+                raise WhetError(
+                    f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".'
+                )
             spot = int(here)
             if spot > len(node):
                 raise WhetError(f'--set {item}: "{here}" names no entry of a list of {len(node)}.')
@@ -112,10 +120,16 @@ def override(tree: dict[str, Any], item: str) -> None:
         if following is None:
             node[spot] = parsed
         else:
-            node = node[spot] if isinstance(node, list) else node.setdefault(here, [] if following.isdigit() else {})
+            node = (
+                node[spot]
+                if isinstance(node, list)
+                else node.setdefault(here, [] if following.isdigit() else {})
+            )
 
 
-def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None
+) -> Config:
     """Read a recipe file (or `base`) and apply the overrides in order. Raise WhetError with one sentence."""
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
@@ -148,7 +162,10 @@ def recipes() -> dict[str, Path]:
     here = Path(__file__).parent
     for folder in (here / "recipes", here.parent / "recipes"):
         if folder.is_dir():
-            return {f.relative_to(folder).with_suffix("").as_posix(): f for f in sorted(folder.rglob("*.toml"))}
+            return {
+                f.relative_to(folder).with_suffix("").as_posix(): f
+                for f in sorted(folder.rglob("*.toml"))
+            }
     return {}
 
 
@@ -177,7 +194,8 @@ def dump_config(config: Config) -> str:
 
 def _one_sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    value, kind = first["input"], first["type"]
+    value = first["input"]
+    kind = first["type"]
     loc = [str(part) for part in first["loc"]]
     where = ".".join(loc)
     said = first["msg"].removeprefix("Value error, ")
@@ -198,7 +216,11 @@ def _one_sentence(error: ValidationError) -> str:
         said = f"write {header}, and its settings below it"
     elif kind in MUST_BE:
         said = "it must be " + MUST_BE[kind].format(**first.get("ctx", {}))
-    shown = str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
+    shown = (
+        str(value)
+        if isinstance(value, float)
+        else json.dumps(value, default=str, ensure_ascii=False)
+    )
     return f"{where} = {shown} is wrong: {said[0].lower()}{said[1:]}."
 
 
@@ -210,7 +232,8 @@ def _nearest(loc: list[str], value: Any) -> str:
     prefix = "".join(f"{p}." for p in parents if not p.isdigit())
     siblings = {key.removeprefix(prefix).split(".")[0] for key in keys if key.startswith(prefix)}
     inner = last
-    while isinstance(value, Mapping) and len(value) == 1:  # of verl's actor.optim.lr the end tells most
+    # of verl's actor.optim.lr the end tells most
+    while isinstance(value, Mapping) and len(value) == 1:
         ((inner, value),) = value.items()
     theirs = [name for name, others in OTHER_NAMES.items() if inner in others.split()]
     leaves = {key.rsplit(".", 1)[-1]: key for key in keys}
@@ -232,7 +255,9 @@ def describe(section: type[Section] = Config, prefix: str = "") -> list[tuple[st
     rows = []
     for name, info in section.model_fields.items():
         kinds = (info.annotation, *getattr(info.annotation, "__args__", ()))
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        inner = next(
+            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None
+        )
         if inner is not None:
             rows += describe(inner, f"{prefix}{name}.")
         else:

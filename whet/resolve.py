@@ -47,7 +47,8 @@ SHOWN = 600  # characters of the first prompt that a dry run shows
 class Basis:
     """What a model, its engine and its learner are built from. A process that has no data needs no more."""
 
-    settings: config.Config  # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
+    # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
+    settings: config.Config
     codec: Codec
     encoded: Encode
     network: PreTrainedModel  # without weights
@@ -57,7 +58,9 @@ class Basis:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return replace(size_up_here(self.network, self.settings), processes=self.processes, role=self.role)
+        return replace(
+            size_up_here(self.network, self.settings), processes=self.processes, role=self.role
+        )
 
     @cached_property
     def room(self) -> Room | None:
@@ -69,7 +72,9 @@ class Basis:
         device = self.footprint.device
         if device.type != "cuda":
             return None
-        return self.footprint.room(min(free_memory(device) or 0, int(self.share * torch.cuda.mem_get_info(device)[1])))
+        return self.footprint.room(
+            min(free_memory(device) or 0, int(self.share * torch.cuda.mem_get_info(device)[1]))
+        )
 
 
 @dataclass(kw_only=True)
@@ -99,30 +104,43 @@ class RunPlan(Basis):
         works = workloads(self.footprint.settings, self.problems, prompt, response)
         machine = machine_of(self.footprint.device)
         dims = dims_of(self.footprint.shape)
-        lines = estimate_lines(works, dims, machine, known=response is not None, imitations=self.imitations)
-        return [*model_findings(self.network, self.footprint), *(("time", line, True) for line in lines)]
+        lines = estimate_lines(
+            works, dims, machine, known=response is not None, imitations=self.imitations
+        )
+        return [
+            *model_findings(self.network, self.footprint),
+            *(("time", line, True) for line in lines),
+        ]
 
     def describe(self, response: float | None = None) -> list[str]:
         """What a run would do, in lines: problems, budget, cost, what the model reads, and what ends a response."""
-        problems, codec, r = self.problems, self.codec, self.settings.rollout
+        problems = self.problems
+        codec = self.codec
+        r = self.settings.rollout
         lengths = self.encoded.train_lengths
         low, high = np.percentile(lengths, (50, 99))
         stops = ", ".join(f"{number} {token}" for number, token in codec.stop_tokens()) or "none"
         first = codec.render(problems.train.at(0))
         return [
             f"{counted(len(problems.train), 'training prompt')}; "
-            + ("; ".join(f"{len(p):,} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
+            + (
+                "; ".join(f"{len(p):,} in {name}" for name, p in problems.evals.items())
+                or "no evaluation set"
+            ),
             *budget_lines(self.settings),
             *(f"{what}: {found}" for what, found, _ in self.findings(response)),
             f"prompts of {low:,.0f} tokens (median), {high:,.0f} (99%), {lengths.max():,} (longest); "
             f"context {r.context:,}",
             f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
-            f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
+            f"the first prompt as the model reads it: {first[:SHOWN]!r}"
+            + (" ..." if len(first) > SHOWN else ""),
             *self.notes,
         ]
 
 
-def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True) -> RunPlan:
+def check_run(
+    settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True
+) -> RunPlan:
     """Check a recipe and its data, and fill in what the recipe left to be derived. `reward` judges every prompt."""
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
@@ -137,15 +155,20 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     from whet.model.load import check_model, eos_of, load_tokenizer
 
     network = check_model(settings.model)
-    codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
+    codec = Codec(
+        load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text
+    )
     check_drafter(settings, network or tiny_skeleton(settings, len(codec.tokenizer)))
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
     notes = [*vllm_notes, *problems.notes, *check_answers(settings, problems), *tried, *left_out]
     built = None
     if training:  # refuses thresholds, budgets and subsets that cannot be met
-        sampling, facts = training_sampling(settings, codec), problems.facts()
-        built = build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
+        sampling = training_sampling(settings, codec)
+        facts = problems.facts()
+        built = build_curriculum(
+            settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed
+        )
         notes += notes_of(settings.curriculum, facts)
     settings, chosen = _with_context(settings, problems, encoded, network)
     notes += chosen
@@ -168,7 +191,9 @@ def check_drafter(settings: config.Config, network: PreTrainedModel) -> None:
     named = settings.draft.eagle
     if "eagle" not in settings.draft.drafters:
         if named:
-            raise WhetError(f'draft.eagle = "{named}" has no use: draft.drafters does not name "eagle".')
+            raise WhetError(
+                f'draft.eagle = "{named}" has no use: draft.drafters does not name "eagle".'
+            )
         return
     from whet.draft.eagle import eagle_head, read_drafter, refuse_undraftable
 
@@ -178,16 +203,25 @@ def check_drafter(settings: config.Config, network: PreTrainedModel) -> None:
 
 
 def _with_context(
-    settings: config.Config, problems: Problems, encoded: EncodedPrompts, network: PreTrainedModel | None
+    settings: config.Config,
+    problems: Problems,
+    encoded: EncodedPrompts,
+    network: PreTrainedModel | None,
 ) -> tuple[config.Config, list[str]]:
     """rollout.context, by default just enough for the longest prompt of each kind with its response, where it fits."""
-    r, name = settings.rollout, settings.model.name
-    positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
-    context, notes = r.context, []
+    r = settings.rollout
+    name = settings.model.name
+    positions = (
+        getattr(network.config, "max_position_embeddings", None) if network is not None else None
+    )
+    context = r.context
+    notes = []
     if not context:
         stages = stages_of(settings.curriculum, r.max_tokens)
         limits = {entry.name: entry.max_tokens or r.max_tokens for entry in settings.eval}
-        wanted = max(encoded.train_lengths, default=0) + max([r.max_tokens, *(stage.max_tokens for stage in stages)])
+        wanted = max(encoded.train_lengths, default=0) + max(
+            [r.max_tokens, *(stage.max_tokens for stage in stages)]
+        )
         for kind, prompts in problems.evals.items():
             longest = max((len(encoded(p.id)) for p in prompts), default=0)
             wanted = max(wanted, longest + limits.get(kind, r.max_tokens))
@@ -197,7 +231,9 @@ def _with_context(
             remedy = "a lower rollout.max_tokens or text.max_prompt avoids it"
             notes.append(f"{few}: such responses are cut there; {remedy}.")
     elif positions and context > positions:
-        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out.")
+        raise WhetError(
+            f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out."
+        )
     encoded.refuse_long(context)
     return settings.model_copy(update={"rollout": r.model_copy(update={"context": context})}), notes
 
@@ -207,10 +243,20 @@ def _with_lr(settings: config.Config, network: PreTrainedModel | None) -> tuple[
     from whet.model.lora import is_peft_folder
 
     adapted = settings.model.lora.rank > 0 or is_peft_folder(Path(settings.model.name).expanduser())
-    size = sum(p.numel() for p in network.parameters()) if network is not None and not adapted else 0
+    size = (
+        sum(p.numel() for p in network.parameters()) if network is not None and not adapted else 0
+    )
     learn = settings.learn.model_copy(update={"lr": default_lr(size)})
-    trained = f"all {size / 1e6:,.0f}M weights" if size > TINY_MODEL else "adapters" if adapted else "a tiny model"
-    return settings.model_copy(update={"learn": learn}), f"learn.lr = {learn.lr:g}, chosen for {trained}."
+    trained = (
+        f"all {size / 1e6:,.0f}M weights"
+        if size > TINY_MODEL
+        else "adapters"
+        if adapted
+        else "a tiny model"
+    )
+    return settings.model_copy(
+        update={"learn": learn}
+    ), f"learn.lr = {learn.lr:g}, chosen for {trained}."
 
 
 def tiny_skeleton(settings: config.Config, vocabulary: int = 64) -> PreTrainedModel:
@@ -220,9 +266,12 @@ def tiny_skeleton(settings: config.Config, vocabulary: int = 64) -> PreTrainedMo
     from whet.model.load import tiny_model
     from whet.model.memory import CONTEXT
 
-    model, context = settings.model, settings.rollout.context or CONTEXT
+    model = settings.model
+    context = settings.rollout.context or CONTEXT
     with torch.device("meta"):
-        return tiny_model(vocabulary, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context)
+        return tiny_model(
+            vocabulary, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context
+        )
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:

@@ -30,10 +30,19 @@ from whet import files
 from whet.errors import Stopped, WhetError
 from whet.learn.checkpoint import verify_checkpoint
 
-CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
-PICTURES, MACHINE, SCORES, BEST = "pictures.jsonl", "machine.json", "scores.json", "best.json"
+CONFIG = "config.toml"
+LOCK = "lock"
+METRICS = "metrics.jsonl"
+ROLLOUTS = "rollouts"
+CHECKPOINTS = "checkpoints"
+PICTURES = "pictures.jsonl"
+MACHINE = "machine.json"
+SCORES = "scores.json"
+BEST = "best.json"
 LOGS = (METRICS, PICTURES)  # one line per step
-REPEAT_S = 1.0  # seconds in which another SIGTERM is the same one: `timeout` sends it to the process and to its group
+# seconds in which another SIGTERM is the same one: `timeout` sends it to the process and to its
+# group
+REPEAT_S = 1.0
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
 _ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
 _HELD: set[int] = set()  # handles of the locks of this process
@@ -44,7 +53,8 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
+        # the first signal that asked to stop (finish the step, save, leave); 0 for none
+        self.signal = 0
         self.signal_at = math.inf  # when it came, by `time.monotonic`
         self.why = ""  # why the run stops, where that is a fault
         self._lock = _lock(folder / LOCK)
@@ -66,7 +76,9 @@ class Run(contextlib.AbstractContextManager["Run"]):
         """Lock the folder and remove what a killed process left half done."""
         if not (folder / CONFIG).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
-            raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
+            raise WhetError(
+                f"There is no run to resume in {folder}: {what}; start one without --resume."
+            )
         run = cls(folder)
         try:
             for part in (folder, folder / ROLLOUTS, folder / CHECKPOINTS):
@@ -106,7 +118,9 @@ class Run(contextlib.AbstractContextManager["Run"]):
         if not (self.folder / MACHINE).exists():
             files.write_text(self.folder / MACHINE, json.dumps(machine) + "\n")
 
-    def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
+    def write_rollouts(
+        self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step"
+    ) -> None:
         """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
         lines = [_line({"step": step, **row}) + "\n" for row in rows]
         files.write_text(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", "".join(lines))
@@ -127,7 +141,9 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def _logs(self) -> list[Path]:
         return [self.folder / name for name in LOGS if (self.folder / name).exists()]
 
-    def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
+    def save(
+        self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2
+    ) -> None:
         """Write a checkpoint through `write`, which makes its argument appear whole; keep the newest and the best.
 
         Checkpoints of later steps belong to a future that was abandoned when the run went on from an older one.
@@ -145,7 +161,10 @@ class Run(contextlib.AbstractContextManager["Run"]):
         files.write_text(final.parent / SCORES, json.dumps(scores))
         write(final)
         assert final.is_dir(), f"{final} was not written"
-        kept = {self._name_best(scores), *[s for s in checkpoint_steps(self.folder) if s <= step][-keep:]}
+        kept = {
+            self._name_best(scores),
+            *[s for s in checkpoint_steps(self.folder) if s <= step][-keep:],
+        }
         for old in checkpoint_steps(self.folder):
             if old not in kept:
                 files.remove_tree(checkpoint_path(self.folder, old))
@@ -156,7 +175,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
         if score is None:
             return False
         there = checkpoint_steps(self.folder)
-        kept = [value for of_step, value in read_scores(self.folder).items() if of_step in there and of_step < step]
+        kept = [
+            value
+            for of_step, value in read_scores(self.folder).items()
+            if of_step in there and of_step < step
+        ]
         return score > max(kept, default=-math.inf)
 
     def _name_best(self, scores: Mapping[int, float]) -> int | None:
@@ -195,10 +218,13 @@ class Run(contextlib.AbstractContextManager["Run"]):
             if self.stopping if number == signal.SIGINT else now > self.signal_at + REPEAT_S:
                 raise Stopped(number)
             if not self.signal:
-                self.signal, self.signal_at = number, now
+                self.signal = number
+                self.signal_at = now
                 on_signal()
 
-        before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -220,7 +246,9 @@ def _lock(path: Path) -> int:
             if not isinstance(error, BlockingIOError):
                 raise
             by = f"process {holder}" if holder else "another process"
-            raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
+            raise WhetError(
+                f"{path.parent} is in use by {by}: wait for it to end, or stop it."
+            ) from None
     _HELD.add(handle)
     return handle
 
@@ -236,8 +264,12 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 def refuse_taken(folder: Path) -> None:
     """Refuse a folder that holds a run already, before anything of it is changed."""
-    if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
-        raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
+    if name := next(
+        (n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""
+    ):
+        raise WhetError(
+            f"{folder} already holds a run ({name}): go on with --resume, or give another --out."
+        )
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -246,14 +278,20 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """The steps with a checkpoint, whole or not, in ascending order."""
-    names = (_CHECKPOINT_NAME.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir())
+    names = (
+        _CHECKPOINT_NAME.fullmatch(path.name)
+        for path in (folder / CHECKPOINTS).glob("step_*")
+        if path.is_dir()
+    )
     return sorted(int(name[1]) for name in names if name)
 
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The whole checkpoint with the highest score, the earliest of equals; where none has a score, the newest."""
     scores, steps = read_scores(folder), checkpoint_steps(folder)
-    order = sorted(steps, key=lambda step: (step not in scores, -scores.get(step, float(step)), step))
+    order = sorted(
+        steps, key=lambda step: (step not in scores, -scores.get(step, float(step)), step)
+    )
     paths = (checkpoint_path(folder, step) for step in order)
     return next((path for path in paths if verify_checkpoint(path) is None), None)
 
@@ -268,7 +306,9 @@ def best_weights(folder: Path) -> Path:
         raise WhetError(f"The run {folder} has no checkpoint yet.")
     newest = checkpoint_path(folder, steps[-1])
     why = f"{newest.name}: {verify_checkpoint(newest)}"
-    raise WhetError(f"No checkpoint in {newest.parent} is whole ({why}); bring one back from a backup.")
+    raise WhetError(
+        f"No checkpoint in {newest.parent} is whole ({why}); bring one back from a backup."
+    )
 
 
 def read_scores(folder: Path) -> dict[int, float]:
@@ -278,7 +318,9 @@ def read_scores(folder: Path) -> dict[int, float]:
         text = path.read_bytes() if path.exists() else "{}"
         return {int(step): float(score) for step, score in json.loads(text).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise WhetError(f"{path} is damaged: delete it, and the next checkpoint counts as the best.") from None
+        raise WhetError(
+            f"{path} is damaged: delete it, and the next checkpoint counts as the best."
+        ) from None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -329,7 +371,9 @@ def _check_run(folder: Path) -> None:
 
 def rollout_files(folder: Path) -> list[tuple[int, Path]]:
     """(step, path), by step and kind."""
-    matches = ((_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl"))
+    matches = (
+        (_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl")
+    )
     return sorted((int(name[1]), path) for name, path in matches if name)
 
 
@@ -357,7 +401,10 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
 def _line(row: Mapping[str, Any]) -> str:
     try:
         return json.dumps(row, allow_nan=False)
-    except (TypeError, ValueError):  # numpy or NaN; to look at every token of every rollout for them takes longer
+    except (
+        TypeError,
+        ValueError,
+    ):  # numpy or NaN; to look at every token of every rollout for them takes longer
         return json.dumps(_plain(row))
 
 

@@ -57,7 +57,8 @@ def save_parts(parts: Parts, folder: Path) -> None:
 def refuse_other_prompts(plan: RunPlan, checkpoint: Path) -> None:
     """Refuse to go on over problems that were changed since the checkpoint. Their number is compared with their ids, by
     the curriculum."""
-    saved, now = load_arrays(checkpoint, "prompts").get("marks"), plan.problems.marks
+    saved = load_arrays(checkpoint, "prompts").get("marks")
+    now = plan.problems.marks
     if saved is None or len(saved) != len(now):  # an older whet did not save them
         return
     changed = np.flatnonzero(saved != now)
@@ -70,7 +71,8 @@ def refuse_other_prompts(plan: RunPlan, checkpoint: Path) -> None:
 
 def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
     """Put back everything that the checkpoint holds; `parts` were built on its weights."""
-    states, arrays = checkpoint.states, checkpoint.arrays
+    states = checkpoint.states
+    arrays = checkpoint.arrays
     try:
         parts.learner.restore(checkpoint)
         parts.curriculum.load_state_dict(states["curriculum"])
@@ -82,7 +84,9 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         if (drafter := parts.drafter or parts.spot) and states["drafter"]:
             drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:
-        raise WhetError(f"{checkpoint.folder} holds no {missing}; was it written by whet train?") from None
+        raise WhetError(
+            f"{checkpoint.folder} holds no {missing}; was it written by whet train?"
+        ) from None
     waiting = RolloutStore()
     waiting.load(arrays["judge"])
     parts.judge.send(waiting.attach_rollouts([rollout_from_json(r) for r in states["judge"]]))

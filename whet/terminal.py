@@ -11,16 +11,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from whet.text import printable
 
 out_console = Console()
 err_console = Console(stderr=True)
 
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set learn.lr=1e-5. Repeatable.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting: --set learn.lr=1e-5. Repeatable."),
+]
 DataFolder = Annotated[
-    Path | None, typer.Option(help="Folder in which short names of data are looked for first; default: $WHET_DATA.")
+    Path | None,
+    typer.Option(
+        help="Folder in which short names of data are looked for first; default: $WHET_DATA."
+    ),
 ]
 
 
@@ -40,8 +53,15 @@ def folder_set(folder: Path | None) -> list[str]:
 @contextmanager
 def counting() -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err_console, transient=True, disable=not err_console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=err_console, transient=True, disable=not err_console.is_terminal
+    ) as bar:
         tasks: dict[str, TaskID] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

@@ -23,12 +23,16 @@ Key = tuple[int, int]  # (group_id, index) names one rollout for a whole run
 class Prompt:
     """A problem with an answer: Prompt(id="chain-7", text="3+5*2=", answer="86", task="chain", meta={"level": 2})."""
 
-    id: str  # the data's id column, else hash(task, text, answer) + "#k" for the k-th repeat; never a row number
+    # the data's id column, else hash(task, text, answer) + "#k" for the k-th repeat; never a row
+    # number
+    id: str
     text: str = ""  # the plain problem; empty if and only if `messages` is given
-    messages: tuple[Mapping[str, str], ...] = ()  # chat turns {"role": ..., "content": ...} for the chat template
+    # chat turns {"role": ..., "content": ...} for the chat template
+    messages: tuple[Mapping[str, str], ...] = ()
     answer: str
     task: str  # the name of the task, whose judge decides
-    meta: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data: level, source, ...
+    # other columns of the data: level, source, ...
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +64,11 @@ class Trace:
     """The tokens of a rollout, as the learner needs them: one entry per generated token, the stop token included."""
 
     ids: np.ndarray  # int32
-    log_probs: np.ndarray  # float32 or the model's float64: log-softmax(logits / temperature) before top-k and top-p
+    # float32 or the model's float64: log-softmax(logits / temperature) before top-k and top-p
+    log_probs: np.ndarray
     versions: np.ndarray  # int32, the policy version that wrote each token
-    guessed: np.ndarray | None = None  # bool: came from an accepted draft. For readers; no checkpoint holds it
+    # bool: came from an accepted draft. For readers; no checkpoint holds it
+    guessed: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,8 @@ class Rollout:
     score: float | None = None  # the judge's number in 0..1; None while unjudged
     reward: float | None = None  # the number that the learner uses; None while unjudged
     final: str = ""  # the final answer as the judge read it, for majority votes; "" for none
-    terms: Mapping[str, float] = field(default_factory=dict)  # further rewards by name, before their weights
+    # further rewards by name, before their weights
+    terms: Mapping[str, float] = field(default_factory=dict)
     note: str = ""  # why the judge failed: "failed with KeyError: 'nums'"
     drafted: int = 0  # tokens proposed by speculation
     accepted: int = 0  # proposed tokens that were kept
@@ -95,7 +102,11 @@ class Rollout:
     @classmethod
     def of(cls, request: Request, index: int, **outcome: Any) -> Self:
         """The rollout with this number that answers a request."""
-        asked: dict[str, Any] = {"prompt_id": request.prompt_id, "group_id": request.group_id, "index": index}
+        asked: dict[str, Any] = {
+            "prompt_id": request.prompt_id,
+            "group_id": request.group_id,
+            "index": index,
+        }
         return cls(**asked, phase=request.phase, sampling=request.sampling, **outcome)
 
     @property
@@ -199,7 +210,10 @@ def changed(rollout: Rollout, **values: Any) -> Rollout:
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     """Return all fields except the trace, for a state_dict."""
-    return fields_of(rollout, "trace") | {"sampling": fields_of(rollout.sampling), "terms": dict(rollout.terms)}
+    return fields_of(rollout, "trace") | {
+        "sampling": fields_of(rollout.sampling),
+        "terms": dict(rollout.terms),
+    }
 
 
 def rollout_from_json(data: Mapping[str, Any]) -> Rollout:
@@ -214,4 +228,6 @@ def rollout_from_json(data: Mapping[str, Any]) -> Rollout:
 
 def sampling_from_json(data: Mapping[str, Any]) -> Sampling:
     """Rebuild a Sampling; JSON has lists where it holds tuples."""
-    return Sampling(**{**data, "stop_ids": tuple(data["stop_ids"]), "stop_strings": tuple(data["stop_strings"])})
+    return Sampling(
+        **{**data, "stop_ids": tuple(data["stop_ids"]), "stop_strings": tuple(data["stop_strings"])}
+    )

@@ -36,7 +36,9 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     groups: dict[int, set[Verdict]] = {}
     for rollout in done:
         groups.setdefault(rollout.group_id, set()).add(rollout.verdict)
-    metrics["verdict/mixed"] = sum({"right", "wrong"} <= found for found in groups.values()) / len(groups)
+    metrics["verdict/mixed"] = sum({"right", "wrong"} <= found for found in groups.values()) / len(
+        groups
+    )
     if rewards := [r.reward for r in done if r.reward is not None]:
         metrics["reward/mean"] = float(np.mean(rewards))
     for name in dict.fromkeys(name for r in done for name in r.terms):
@@ -58,7 +60,11 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """pass_rate/CLASS of `PASS_RATES`: the share of a batch's groups in each; groups without a verdict are left out."""
     rates = [group.pass_rate for group in groups if group.judged]
     classes = [pass_rate_class(rate) for rate in rates]
-    return {f"pass_rate/{name}": classes.count(name) / len(rates) for name in PASS_RATES} if rates else {}
+    return (
+        {f"pass_rate/{name}": classes.count(name) / len(rates) for name in PASS_RATES}
+        if rates
+        else {}
+    )
 
 
 def pass_rate_class(rate: float) -> str:
@@ -69,7 +75,9 @@ def pass_rate_class(rate: float) -> str:
     return "100" if rate == 1.0 else PASS_RATES[math.ceil(4 * rate)]
 
 
-def gpu_metrics(generating: float | None, learning: float | None, step_s: float) -> dict[str, float]:
+def gpu_metrics(
+    generating: float | None, learning: float | None, step_s: float
+) -> dict[str, float]:
     """The learner's seconds on a GPU and the share of a step in which it idled; {} where there is no GPU.
 
     >>> gpu_metrics(1.5, 3.0, 5.0), gpu_metrics(2.1, 3.0, 5.0)["time/gpu_idle"]
@@ -114,7 +122,11 @@ class Stopwatch:
         """time/NAME, time/total, and time/idle: what no name accounts for."""
         total = time.perf_counter() - self.start
         named = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
-        return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
+        return {
+            **named,
+            "time/total": total,
+            "time/idle": max(0.0, total - sum(self.seconds.values())),
+        }
 
 
 PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
@@ -137,7 +149,10 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     ),
     "unjudged": (
         # The counts are those of the judges, which masked responses never reach.
-        lambda m: m.get("judge/unjudged", 0.0) > 0.05 * sum(m.get(f"judge/{verdict}", 0.0) for verdict in VERDICTS),
+        lambda m: (
+            m.get("judge/unjudged", 0.0)
+            > 0.05 * sum(m.get(f"judge/{verdict}", 0.0) for verdict in VERDICTS)
+        ),
         "More than 5% of the responses were not judged; repair the judge, or raise judge.timeout_s or judge.memory_mb. "
         "The last one: {complaint}.",
     ),
@@ -152,7 +167,9 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         "The model's entropy is close to zero: it no longer explores; set learn.entropy_coef or lower learn.lr.",
     ),
     "slots": (
-        lambda m: m.get("rollout/occupied", 1.0) < 0.4 and "rollout/gpu_seconds" in m,  # a CPU decodes row by row
+        lambda m: (
+            m.get("rollout/occupied", 1.0) < 0.4 and "rollout/gpu_seconds" in m
+        ),  # a CPU decodes row by row
         "The engine runs with fewer than 40% of its slots, and a GPU takes hardly longer for all of them; raise "
         "curriculum.groups, with learn.minibatches in proportion, or curriculum.max_age and curriculum.look_ahead.",
     ),
@@ -174,7 +191,9 @@ class Advice:
         """`complaint`: what the last failing judge said, which the warning about it quotes."""
         due = []
         for name, (shows, sentence) in SIGNS.items():
-            self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
+            self._streak[name] = (
+                self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
+            )
             if self._streak[name] == (AT_ONCE if name == "no_signal" else PATIENCE):
                 due.append(sentence.format(patience=PATIENCE, at_once=AT_ONCE, complaint=complaint))
                 self._streak[name] = -(10**9)  # never again in this run
@@ -187,7 +206,8 @@ class Advice:
         self._streak |= {name: streak for name, streak in state.items() if name in SIGNS}
 
 
-SOUND, UNSOUND = 0.01, 0.1  # mean differences of log-probs that rounding makes, and that it never makes
+# mean differences of log-probs that rounding makes, and that it never makes
+SOUND, UNSOUND = 0.01, 0.1
 
 
 def mismatch_jump(before: float | None, now: float) -> bool:
@@ -200,7 +220,8 @@ def mismatch_jump(before: float | None, now: float) -> bool:
     return before is not None and before < SOUND and now > UNSOUND
 
 
-FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
+# share of its best accuracy that an evaluation must stay above, or within chance of the best
+FALL = 0.5
 COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
 
 
@@ -232,13 +253,21 @@ class CollapseGuard:
     def check(self, step: int, metrics: Metrics) -> str:
         """A sentence on what has collapsed, if all sets have that were evaluated more than once; else ""."""
         found = ""
-        for name in [key[5:-9] for key in metrics if key.startswith("eval/") and key.endswith("/accuracy")]:
-            accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
+        for name in [
+            key[5:-9] for key in metrics if key.startswith("eval/") and key.endswith("/accuracy")
+        ]:
+            accuracy, low, high = (
+                metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high")
+            )
             level = self.levels.setdefault(name, Level(accuracy, low, step))
             if low > level.low:
-                level.accuracy, level.low, level.step = accuracy, low, step
+                level.accuracy = accuracy
+                level.low = low
+                level.step = step
             level.times += 1
-            level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
+            level.fallen = (
+                level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
+            )
             if level.fallen:
                 best = f"{level.accuracy:.3f} after step {level.step}"
                 found = f"The accuracy on {name} fell from {best} to {accuracy:.3f}"
@@ -257,10 +286,12 @@ class Guards:
 
     def __init__(self) -> None:
         self.advice, self.collapse = Advice(), CollapseGuard()
-        self.sound: float | None = None  # learn/mismatch of the last update on rollouts of the newest weights
+        # learn/mismatch of the last update on rollouts of the newest weights
+        self.sound: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        advice, collapse = self.advice.state_dict(), self.collapse.state_dict()
+        advice = self.advice.state_dict()
+        collapse = self.collapse.state_dict()
         return {"advice": advice, "collapse": collapse, "sound": self.sound}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

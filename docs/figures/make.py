@@ -31,14 +31,23 @@ class Picture:
             f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
         ]
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start", size: int = 14, **more: str) -> None:
+    def text(
+        self, x: float, y: float, words: str, anchor: str = "start", size: int = 14, **more: str
+    ) -> None:
         style = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}"{style}>{escape(words)}</text>'
         )
 
     def box(
-        self, x: float, y: float, w: float, h: float, fill: str = PALE, stroke: str = "none", rx: float = 3
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        fill: str = PALE,
+        stroke: str = "none",
+        rx: float = 3,
     ) -> None:
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{rx:g}" fill="{fill}" stroke="{stroke}"/>'
@@ -61,7 +70,9 @@ class Picture:
     ) -> None:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width}"{dashes}/>')
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width}"{dashes}/>'
+        )
         if arrow:
             (x0, y0), (x, y) = points[-2:]
             turn = math.degrees(math.atan2(y - y0, x - x0))
@@ -78,7 +89,9 @@ class Picture:
 
 def loop() -> None:
     p = Picture(
-        760, 196, "The loop: the curriculum chooses prompts, the engine writes, the judge scores, the learner trains"
+        760,
+        196,
+        "The loop: the curriculum chooses prompts, the engine writes, the judge scores, the learner trains",
     )
     steps = [
         ("curriculum", "which prompts,", "how many tries", BLUE),
@@ -110,9 +123,13 @@ def loop() -> None:
 
 def speed() -> None:
     p = Picture(
-        760, 300, "SPEED: four tries screen a prompt; only prompts with right and wrong tries get the other twelve"
+        760,
+        300,
+        "SPEED: four tries screen a prompt; only prompts with right and wrong tries get the other twelve",
     )
-    p.text(20, 28, "Four tries tell whether the other twelve are worth it", size=17, font_weight="600")
+    p.text(
+        20, 28, "Four tries tell whether the other twelve are worth it", size=17, font_weight="600"
+    )
     p.text(128, 58, "screening", size=13, fill=GREY)
     p.text(430, 58, "continuation", size=13, fill=GREY)
     rows = [
@@ -143,10 +160,17 @@ def speed() -> None:
 
 
 def cures() -> None:
-    p = Picture(760, 290, "CurES: prompts that are solved half of the time get the most rollouts: 10, 8, 8 and 6 of 32")
+    p = Picture(
+        760,
+        290,
+        "CurES: prompts that are solved half of the time get the most rollouts: 10, 8, 8 and 6 of 32",
+    )
     p.text(20, 28, "Tries go where the outcome is open", size=17, font_weight="600")
     left, bottom, wide, high = 60, 236, 380, 170
-    curve = [(left + wide * k / 80, bottom - high * 2 * math.sqrt(k / 80 * (1 - k / 80))) for k in range(81)]
+    curve = [
+        (left + wide * k / 80, bottom - high * 2 * math.sqrt(k / 80 * (1 - k / 80)))
+        for k in range(81)
+    ]
     p.line(curve, BLUE, 3)
     p.line([(left, bottom), (left + wide, bottom)], GREY, 1)
     for rate in (0, 0.5, 1):
@@ -167,14 +191,25 @@ def cures() -> None:
 
 def scalingrl() -> None:
     p = Picture(
-        760, 280, "ScalingRL: the training set is a small window that moves from average to harder prompts and narrows"
+        760,
+        280,
+        "ScalingRL: the training set is a small window that moves from average to harder prompts and narrows",
     )
     p.text(20, 28, "A small set that moves towards harder prompts", size=17, font_weight="600")
-    for i, (label, centre, width) in enumerate((("early", 0.45, 0.22), ("middle", 0.53, 0.1), ("late", 0.62, 0.05))):
+    for i, (label, centre, width) in enumerate(
+        (("early", 0.45, 0.22), ("middle", 0.53, 0.1), ("late", 0.62, 0.05))
+    ):
         left, bottom = 30 + 244 * i, 200
-        heap = [((k + 0.5) / 24, 120 * math.exp(-(((k + 0.5) / 24 - 0.45) ** 2) / 0.08)) for k in range(24)]
+        heap = [
+            ((k + 0.5) / 24, 120 * math.exp(-(((k + 0.5) / 24 - 0.45) ** 2) / 0.08))
+            for k in range(24)
+        ]
         bell = [math.exp(-((x - centre) ** 2) / (2 * width**2)) for x, _ in heap]
-        scale = 0.18 * sum(n for _, n in heap) / sum(b * n for b, (_, n) in zip(bell, heap, strict=True))
+        scale = (
+            0.18
+            * sum(n for _, n in heap)
+            / sum(b * n for b, (_, n) in zip(bell, heap, strict=True))
+        )
         for k, (_, count) in enumerate(heap):
             taken = count * min(1.0, scale * bell[k])
             p.box(left + 9 * k, bottom - count, 7, count, PALE, rx=0)
@@ -192,7 +227,9 @@ def scalingrl() -> None:
 
 def fastcurl() -> None:
     p = Picture(
-        760, 290, "FastCuRL: short problems under a short limit, all under a longer one, long ones under the longest"
+        760,
+        290,
+        "FastCuRL: short problems under a short limit, all under a longer one, long ones under the longest",
     )
     p.text(20, 28, "Short problems and short answers first", size=17, font_weight="600")
     stages = [
@@ -236,7 +273,11 @@ def lossless() -> None:
         for k, word in enumerate(words):
             x = 180 + 88 * k
             used = k <= 4
-            colour = (PALE if k < 4 else "#f7d7c4") if row == 0 else (GREEN if k < 4 else BLUE if used else "#ffffff")
+            colour = (
+                (PALE if k < 4 else "#f7d7c4")
+                if row == 0
+                else (GREEN if k < 4 else BLUE if used else "#ffffff")
+            )
             p.box(x, y, 74, 38, colour, GREY if not used else "none", 6)
             p.text(
                 x + 37,
@@ -255,12 +296,21 @@ def lossless() -> None:
     for k, word in enumerate(drawn[:5]):
         p.box(180 + 88 * k, 204, 74, 38, GREEN if k < 4 else BLUE, rx=6)
         p.text(217 + 88 * k, 229, word, "middle", 17, fill="#ffffff", font_weight="600")
-    p.text(180, 270, "five tokens from one pass, and every one of them was drawn by the model itself", size=14)
+    p.text(
+        180,
+        270,
+        "five tokens from one pass, and every one of them was drawn by the model itself",
+        size=14,
+    )
     p.save("lossless")
 
 
 def stream() -> None:
-    p = Picture(760, 300, "Barrier waits for the longest response; stream gives a free slot the next prompt at once")
+    p = Picture(
+        760,
+        300,
+        "Barrier waits for the longest response; stream gives a free slot the next prompt at once",
+    )
     p.text(20, 28, "A free slot starts the next prompt at once", size=17, font_weight="600")
     lengths = [(150, 60), (60, 110), (235, 40), (90, 90)]
     for panel, (left, name) in enumerate(((20, "barrier"), (400, "stream"))):
@@ -280,7 +330,13 @@ def stream() -> None:
             p.text(end, 236, "update", "middle", 13, fill=RED)
     p.box(20, 262, 16, 14, "#ffffff", "#bbbbbb")
     p.text(44, 274, "waits", size=13)
-    p.text(120, 274, "each row is a slot of the engine, each box a response (a drawing, not data)", size=13, fill=GREY)
+    p.text(
+        120,
+        274,
+        "each row is a slot of the engine, each box a response (a drawing, not data)",
+        size=13,
+        fill=GREY,
+    )
     p.save("stream")
 
 
@@ -291,7 +347,9 @@ def accuracy_curves(arm: str, seeds: range) -> list[list[tuple[float, float]]]:
     """(tokens, accuracy) of every evaluation of an arm on mazes, one list for each seed."""
     curves = []
     for seed in seeds:
-        cell = json.loads((RESULTS / "train" / "maze_matrix" / f"{arm}-seed{seed}.json").read_text())
+        cell = json.loads(
+            (RESULTS / "train" / "maze_matrix" / f"{arm}-seed{seed}.json").read_text()
+        )
         tokens, accuracy = cell["columns"].index("tokens"), cell["columns"].index("accuracy")
         rows = [row for row in cell["rows"] if row[accuracy] is not None]
         curves.append([(row[tokens], row[accuracy]) for row in rows])
@@ -331,7 +389,13 @@ def accuracy() -> None:
         middle = [(x, bottom - high * median(values) / top) for x, values in points.values()]
         p.line(middle, colour, 3)
         p.text(middle[-1][0] + 8, middle[-1][1] + 5, label, fill=colour, font_weight="600")
-    p.text(left + wide / 2, bottom + 42, "tokens generated for training; median and range of four seeds", "middle", 13)
+    p.text(
+        left + wide / 2,
+        bottom + 42,
+        "tokens generated for training; median and range of four seeds",
+        "middle",
+        13,
+    )
     p.save("accuracy")
 
 
@@ -340,7 +404,11 @@ def dose(arm: str) -> dict[str, tuple[float, float, float]]:
     found = {}
     for line in (RESULTS / "dose" / "dose.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("| \n").split("|")]
-        if len(cells) == 8 and cells[1] == arm and (m := re.match(r"([\d.]+) \(([\d.]+)–([\d.]+)\)", cells[6])):
+        if (
+            len(cells) == 8
+            and cells[1] == arm
+            and (m := re.match(r"([\d.]+) \(([\d.]+)–([\d.]+)\)", cells[6]))
+        ):
             saving, low, high = map(float, m.groups())
             found[cells[0]] = (1 / saving, 1 / high, 1 / low)
     return found
@@ -348,18 +416,31 @@ def dose(arm: str) -> dict[str, tuple[float, float, float]]:
 
 def dose_picture(name: str, arm: str, title: str) -> None:
     rows = dose(arm)
-    p = Picture(720, 330, f"{title}: " + ", ".join(f"{share}: {value[0]:.2f}" for share, value in rows.items()))
+    p = Picture(
+        720,
+        330,
+        f"{title}: " + ", ".join(f"{share}: {value[0]:.2f}" for share, value in rows.items()),
+    )
     p.text(20, 30, title, size=17, font_weight="600")
     left, bottom, high = 70, 262, 190
     top = 1.3 if max(value for value, *_ in rows.values()) > 1 else 1.02
     for tick in (0, 0.5, 1):
         y = bottom - high * tick / top
-        p.line([(left, y), (700, y)], GREY if tick == 1 else PALE, 1.5 if tick == 1 else 1, "4 3" if tick == 1 else "")
+        p.line(
+            [(left, y), (700, y)],
+            GREY if tick == 1 else PALE,
+            1.5 if tick == 1 else 1,
+            "4 3" if tick == 1 else "",
+        )
         p.text(left - 8, y + 5, f"{tick:g}", "end", 12, fill=GREY)
     for i, (share, (value, low, up)) in enumerate(rows.items()):
         x = left + 36 + 122 * i
         p.box(x, bottom - high * value / top, 60, high * value / top, BLUE if up < 1 else "#9fb6c8")
-        p.line([(x + 30, bottom - high * low / top), (x + 30, bottom - high * min(up, top) / top)], INK, 1.5)
+        p.line(
+            [(x + 30, bottom - high * low / top), (x + 30, bottom - high * min(up, top) / top)],
+            INK,
+            1.5,
+        )
         p.text(x + 66, bottom - high * value / top + 5, f"{value:.2f}", font_weight="600")
         p.text(x + 30, bottom + 20, share, "middle")
     p.text(385, bottom + 42, "share of the prompts that teach at the start", "middle", 13)
@@ -377,7 +458,11 @@ def dose_picture(name: str, arm: str, title: str) -> None:
 def speculation() -> None:
     rungs = json.loads((RESULTS / "draft.json").read_text())["rungs"]
     speed_up = rungs["controller"]["speed_up"]["median"]
-    p = Picture(760, 330, f"Requests still running: with speculation the long tail ends {speed_up:.2f} times as soon")
+    p = Picture(
+        760,
+        330,
+        f"Requests still running: with speculation the long tail ends {speed_up:.2f} times as soon",
+    )
     p.text(20, 30, f"The long tail ends {speed_up:.2f} times as soon", size=17, font_weight="600")
     left, bottom, wide, high = 60, 262, 640, 200
     for rung, colour, label, (dx, dy) in (
@@ -388,7 +473,15 @@ def speculation() -> None:
         end = rungs[rung]["makespan"]["median"]
         curve = [(0, curve[0][1]), *curve, (end, 0)]
         p.line([(left + wide * t, bottom - high * n / 128) for t, n in curve], colour, 3)
-        p.text(left + wide * end, bottom - 10, f"{end:.2f} s", "end", 14, fill=colour, font_weight="600")
+        p.text(
+            left + wide * end,
+            bottom - 10,
+            f"{end:.2f} s",
+            "end",
+            14,
+            fill=colour,
+            font_weight="600",
+        )
         p.text(left + dx, bottom + dy, label, fill=colour, font_weight="600")
     p.line([(left, bottom), (left + wide, bottom)], GREY, 1)
     for n in (0, 64, 128):
@@ -401,7 +494,14 @@ def speculation() -> None:
         "middle",
         13,
     )
-    p.text(left + wide / 2, bottom + 46, "the same requests, the same rule of drawing", "middle", 12, fill=GREY)
+    p.text(
+        left + wide / 2,
+        bottom + 46,
+        "the same requests, the same rule of drawing",
+        "middle",
+        12,
+        fill=GREY,
+    )
     p.save("speculation")
 
 

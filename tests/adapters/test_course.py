@@ -27,7 +27,9 @@ SAMPLING = Sampling(max_tokens=4)
 
 def rollout(group: int, index: int, reward: float | None, length: int = 2) -> Rollout:
     trace = Trace(
-        ids=np.zeros(length, np.int32), log_probs=np.zeros(length, np.float32), versions=np.zeros(length, int)
+        ids=np.zeros(length, np.int32),
+        log_probs=np.zeros(length, np.float32),
+        versions=np.zeros(length, int),
     )
     bare = Rollout(
         prompt_id=f"p{group}",
@@ -44,7 +46,9 @@ def rollout(group: int, index: int, reward: float | None, length: int = 2) -> Ro
     return bare if reward is None else with_reward(bare, {"0 score": reward}, reward, pass_at=0.99)
 
 
-def group(number: int, rewards: list[float | None], weight: float | None = None, length: int = 2) -> Group:
+def group(
+    number: int, rewards: list[float | None], weight: float | None = None, length: int = 2
+) -> Group:
     rollouts = tuple(rollout(number, index, reward, length) for index, reward in enumerate(rewards))
     return Group(prompt_id=f"p{number}", group_id=number, rollouts=rollouts, weight=weight)
 
@@ -62,7 +66,11 @@ def test_ragged_advantages_of_grpo_by_hand() -> None:
 
 def test_ragged_advantages_of_dr_grpo_and_by_batch_by_hand() -> None:
     first, second, third = ADVANTAGES["none"](RAGGED)
-    assert first.tolist() == [0.5, -0.5, -0.5, 0.5] and second.tolist() == [0.5, -0.5] and not third.any()
+    assert (
+        first.tolist() == [0.5, -0.5, -0.5, 0.5]
+        and second.tolist() == [0.5, -0.5]
+        and not third.any()
+    )
     # All nine rewards: mean 1/2, squares 6 * 1/4 over 8, deviation 0.4330127.
     first, second, third = ADVANTAGES["batch"](RAGGED)
     np.testing.assert_allclose(first[:2], [1.154434, -1.154434], atol=1e-5)
@@ -100,12 +108,20 @@ def test_every_group_has_the_weight_that_the_curriculum_gives_it() -> None:
     np.testing.assert_allclose(row_factors(weighed, 6, by_row=False), [1.8, 0.6])
 
 
-@pytest.mark.parametrize(("aggregate", "by_row"), [("sequence", True), ("constant", True), ("batch_tokens", False)])
+@pytest.mark.parametrize(
+    ("aggregate", "by_row"), [("sequence", True), ("constant", True), ("batch_tokens", False)]
+)
 def test_factors_give_the_token_weights_of_our_own_learner(aggregate: str, by_row: bool) -> None:
-    groups = [group(0, [1.0, 0.0], 0.3, length=3), group(1, [1.0, 0.0, 0.0], 0.7, length=4), group(2, [1.0] * 5, 0.4)]
+    groups = [
+        group(0, [1.0, 0.0], 0.3, length=3),
+        group(1, [1.0, 0.0, 0.0], 0.7, length=4),
+        group(2, [1.0] * 5, 0.4),
+    ]
     lengths = [np.array([r.length for r in g.judged]) for g in groups]
     rows, tokens, limit = 12, int(sum(n.sum() for n in lengths)), 9
-    ours = token_weights(aggregate, lengths, [np.full(n.size, limit) for n in lengths], [g.weight for g in groups])
+    ours = token_weights(
+        aggregate, lengths, [np.full(n.size, limit) for n in lengths], [g.weight for g in groups]
+    )
     theirs = {
         "sequence": lambda n: 1 / (rows * n),
         "constant": lambda n: 1 / (rows * limit),
@@ -122,7 +138,10 @@ def test_ids_are_the_datas_own_or_follow_the_prompt() -> None:
     first, second, again = prompt_ids(plain)
     assert again == f"{first}#1" and prompt_ids(plain.select([1, 0])) == [second, first]
     chat = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": [{"role": "user", "content": "c"}]}]
+        [
+            {"prompt": [{"role": "user", "content": "a"}]},
+            {"prompt": [{"role": "user", "content": "c"}]},
+        ]
     )
     assert len(set(prompt_ids(chat))) == 2
     with pytest.raises(WhetError, match="Row 1 of the training data has no id"):
@@ -134,7 +153,9 @@ def test_ids_are_the_datas_own_or_follow_the_prompt() -> None:
 
 
 def course(data: Dataset, **own: object) -> Course:
-    return Course(data, CurriculumSettings(name="uniform", rollouts=2, groups=2, **own), SAMPLING, seed=0)
+    return Course(
+        data, CurriculumSettings(name="uniform", rollouts=2, groups=2, **own), SAMPLING, seed=0
+    )
 
 
 def test_a_course_goes_on_from_its_file(tmp_path: Path) -> None:
@@ -144,13 +165,21 @@ def test_a_course_goes_on_from_its_file(tmp_path: Path) -> None:
     def step(which: Course) -> list[str]:
         while (batch := which.curriculum.emit(which.clock)) is None:
             asked = which.curriculum.plan(which.clock)
-            which.observe([rollout_of(r, r.first_index + k, which.rounds) for r in asked for k in range(r.n)])
-        assert all(r.trace is not None for g in which.store.attach(batch).groups for r in g.rollouts)
+            which.observe(
+                [rollout_of(r, r.first_index + k, which.rounds) for r in asked for k in range(r.n)]
+            )
+        assert all(
+            r.trace is not None for g in which.store.attach(batch).groups for r in g.rollouts
+        )
         which.updated()
         return [g.prompt_id for g in batch.groups]
 
     def rollout_of(request: Request, index: int, version: int) -> Rollout:
-        written = {"prompt_id": request.prompt_id, "first_version": version, "last_version": version}
+        written = {
+            "prompt_id": request.prompt_id,
+            "first_version": version,
+            "last_version": version,
+        }
         return replace(rollout(request.group_id, index, float(index)), **written)
 
     step(one)

@@ -33,10 +33,17 @@ WORLDS = {
 
 def request_of(order: Order, phase: Phase = "train") -> Request:
     first = order.indices[0]
-    assert order.indices == tuple(range(first, first + order.n)) and order.limit <= SAMPLING.max_tokens
+    assert (
+        order.indices == tuple(range(first, first + order.n)) and order.limit <= SAMPLING.max_tokens
+    )
     sampling = type(SAMPLING)(max_tokens=order.limit, temperature=order.temperature)
     return Request(
-        prompt_id=order.prompt_id, group_id=order.group_id, first_index=first, n=order.n, sampling=sampling, phase=phase
+        prompt_id=order.prompt_id,
+        group_id=order.group_id,
+        first_index=first,
+        n=order.n,
+        sampling=sampling,
+        phase=phase,
     )
 
 
@@ -55,9 +62,20 @@ def outcome(uid: str, rollout: Rollout) -> Finished:
 class Trainer:
     """An asynchronous trainer over a desk, in a simulated world. It may report rollouts one by one, and be saved."""
 
-    def __init__(self, name: str, world: World, *, one_by_one: bool = False, save_share: float = 0.0):
-        self.name, self.world, self.one_by_one, self.save_share = name, world, one_by_one, save_share
-        self.simulator, self.desk, self.rng = OrderlySimulator(world), self.new_desk(), np.random.default_rng(0)
+    def __init__(
+        self, name: str, world: World, *, one_by_one: bool = False, save_share: float = 0.0
+    ):
+        self.name, self.world, self.one_by_one, self.save_share = (
+            name,
+            world,
+            one_by_one,
+            save_share,
+        )
+        self.simulator, self.desk, self.rng = (
+            OrderlySimulator(world),
+            self.new_desk(),
+            np.random.default_rng(0),
+        )
         self.log: list[Any] = []
         self.uids: dict[int, str] = {}  # of all groups
         self.answers: dict[str, Answer] = {}
@@ -66,7 +84,13 @@ class Trainer:
     def new_desk(self) -> Desk:
         world = self.world
         curriculum = build(self.name, world.ids, world.seed)
-        return Desk(curriculum, groups=world.groups, slots=world.slots, steps=world.updates, cut=world.cut == 1)
+        return Desk(
+            curriculum,
+            groups=world.groups,
+            slots=world.slots,
+            steps=world.updates,
+            cut=world.cut == 1,
+        )
 
     def run(self) -> list[Any]:
         for step in range(self.world.updates):
@@ -80,7 +104,9 @@ class Trainer:
             assert [self.uids[group.group_id] for group in groups.values()] == list(groups)
             for uid in groups:  # one that was told to wait asks again
                 fate = self.fates[uid][-1]
-                assert fate == "over" or self.tell(uid, self.desk.ask(uid)).what == "over", "a group trains too early"
+                assert fate == "over" or self.tell(uid, self.desk.ask(uid)).what == "over", (
+                    "a group trains too early"
+                )
             assert set(groups) <= self.desk.holds()
             self.simulator.update(step + 1)
             self.desk.updated()
@@ -99,7 +125,12 @@ class Trainer:
             self.uids[order.group_id] = uid
             orders.append(order)
         requests = [request_of(order) for order in orders]
-        self.log.append(sorted((r.group_id, r.prompt_id, r.first_index, r.n, r.sampling.max_tokens) for r in requests))
+        self.log.append(
+            sorted(
+                (r.group_id, r.prompt_id, r.first_index, r.n, r.sampling.max_tokens)
+                for r in requests
+            )
+        )
         self.simulator.submit(requests)
 
     def report(self, rollouts: list[Rollout]) -> None:
@@ -124,7 +155,9 @@ class Trainer:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))
-@pytest.mark.parametrize("name", ["uniform", "dapo", "speed", "cures", "scalingrl", "stages", "all"])
+@pytest.mark.parametrize(
+    "name", ["uniform", "dapo", "speed", "cures", "scalingrl", "stages", "all"]
+)
 def test_the_desk_gives_the_batches_of_the_plain_protocol(name: str, world: World) -> None:
     try:
         expected = play_plain(build(name, world.ids, world.seed), world)
@@ -151,7 +184,8 @@ def test_rollouts_may_be_reported_one_by_one(name: str, slots: int, cut: float, 
     trained = [key for batch in batches for _, keys in batch for key in keys]
     assert len(trained) == len(set(trained))
     running = sum(len(errand.left) for errand in trainer.desk.errands.values())
-    ordered = sum(answer.order.n for answer in trainer.answers.values() if answer.order)  # not submitted yet
+    # not submitted yet
+    ordered = sum(answer.order.n for answer in trainer.answers.values() if answer.order)
     assert running == ordered + len(trainer.simulator._running) + len(trainer.simulator._cut)
 
 
@@ -161,7 +195,9 @@ def plain_desk(**given: Any) -> Desk:
 
 
 def finish(desk: Desk, order: Order, verdict: Any = "right") -> dict[str, Answer]:
-    return desk.report([Finished(uid=order.uid, index=i, length=3, verdict=verdict) for i in order.indices])
+    return desk.report(
+        [Finished(uid=order.uid, index=i, length=3, verdict=verdict) for i in order.indices]
+    )
 
 
 def test_one_update_by_hand() -> None:
@@ -177,7 +213,10 @@ def test_one_update_by_hand() -> None:
     taken = desk.take()
     assert taken is not None and list(taken) == ["x"] and desk.holds() == {"x"}
     rollouts = taken["x"].rollouts
-    assert [(r.verdict, r.reward, r.length) for r in rollouts] == [("wrong", 0.25, 5), ("right", 1.0, 3)]
+    assert [(r.verdict, r.reward, r.length) for r in rollouts] == [
+        ("wrong", 0.25, 5),
+        ("right", 1.0, 3),
+    ]
     assert desk.wanted() == 0, "nothing is wanted before the update"
     desk.updated()
     assert desk.holds() == set() and not desk.errands and desk.wanted() == 1
@@ -201,7 +240,9 @@ def test_a_trainer_that_lost_its_rollouts_gets_their_orders_again() -> None:
 
 
 def test_a_group_that_is_dropped_before_it_is_begun_comes_back_as_cut() -> None:
-    gate = Uniform(UniformSource(["a", "b", "c"], 0), sampling=SAMPLING, rollouts=2, max_age=0, look_ahead=1.0)
+    gate = Uniform(
+        UniformSource(["a", "b", "c"], 0), sampling=SAMPLING, rollouts=2, max_age=0, look_ahead=1.0
+    )
     desk = Desk(gate, groups=1, slots=2, cut=True)
     desk.wanted()
     finish(desk, desk.begin("x"))
@@ -259,7 +300,17 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
 
 def test_a_bare_install_suffices() -> None:
     """Desk, client and server need no extra: none of what the extras bring is imported."""
-    extras = ("torch", "transformers", "safetensors", "math_verify", "datasets", "pyarrow", "peft", "gguf", "ray")
+    extras = (
+        "torch",
+        "transformers",
+        "safetensors",
+        "math_verify",
+        "datasets",
+        "pyarrow",
+        "peft",
+        "gguf",
+        "ray",
+    )
     code = (
         f"import sys\nfor name in {extras}:\n    sys.modules[name] = None\n"
         "import whet.adapters.client, whet.adapters.serve\n"

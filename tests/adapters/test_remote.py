@@ -43,7 +43,9 @@ class Servers(ExitStack):
         super().__init__()
         self.folder, self.count = folder, 0
 
-    def start(self, make: Any, *, folder: Path | None = None, token: str = "", **given: Any) -> CurriculumServer:
+    def start(
+        self, make: Any, *, folder: Path | None = None, token: str = "", **given: Any
+    ) -> CurriculumServer:
         self.count += 1
         service = Service(make, folder or self.folder / str(self.count), **given)
         server = CurriculumServer(service, token=token)
@@ -86,7 +88,12 @@ def test_a_world_of_the_contract_through_http(servers: Servers, name: str) -> No
 
 @pytest.mark.slow
 def test_the_whole_contract_holds_through_http(servers: Servers) -> None:
-    check_contract(servers.remote(lambda ids, seed: build("speed", ids, seed)), max_age=1, rollouts=5, patience=50)
+    check_contract(
+        servers.remote(lambda ids, seed: build("speed", ids, seed)),
+        max_age=1,
+        rollouts=5,
+        patience=50,
+    )
 
 
 def test_a_remote_curriculum_plays_as_the_local_one(servers: Servers) -> None:
@@ -109,7 +116,9 @@ def test_signals_travel(servers: Servers) -> None:
 
 
 def test_a_desk_stands_over_a_remote_curriculum(servers: Servers) -> None:
-    desk = Desk(servers.remote(lambda ids, seed: build("speed", ids, seed))(World().ids, 0), groups=1)
+    desk = Desk(
+        servers.remote(lambda ids, seed: build("speed", ids, seed))(World().ids, 0), groups=1
+    )
     count = 0
     while desk.take() is None:
         orders = [desk.begin(f"{count + i}") for i in range(desk.wanted())]
@@ -117,7 +126,8 @@ def test_a_desk_stands_over_a_remote_curriculum(servers: Servers) -> None:
         while orders:
             order = orders.pop()
             done = [
-                Finished(uid=order.uid, index=i, length=3, verdict=("right", "wrong")[i % 2]) for i in order.indices
+                Finished(uid=order.uid, index=i, length=3, verdict=("right", "wrong")[i % 2])
+                for i in order.indices
             ]
             orders += [answer.order for answer in desk.report(done).values() if answer.order]
     assert desk.batch is not None and len(desk.batch.groups[0].rollouts) == 5
@@ -126,10 +136,14 @@ def test_a_desk_stands_over_a_remote_curriculum(servers: Servers) -> None:
 # ---- numbers
 
 
-def post(url: str, name: str, args: Any, headers: Any = None, method: str = "POST") -> tuple[int, Any]:
+def post(
+    url: str, name: str, args: Any, headers: Any = None, method: str = "POST"
+) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
     body = args if isinstance(args, bytes) else json.dumps(args).encode()
-    connection.request(method, f"/{name}", body, {"Content-Type": "application/json", **(headers or {})})
+    connection.request(
+        method, f"/{name}", body, {"Content-Type": "application/json", **(headers or {})}
+    )
     response = connection.getresponse()
     status, data = response.status, json.loads(response.read())
     connection.close()
@@ -196,7 +210,9 @@ def test_starvation_travels_and_counts_as_a_call(servers: Servers) -> None:
     remote = play(servers.remote(lambda ids, seed: build("dapo", ids, seed, patience=2)), world)
     assert remote.log[-1] == ("starved", 0)
     with pytest.raises(Starved, match="none found useful, 4 are needed"):
-        remote.curriculum.emit(Clock(step=0, version=0, groups=4, free=None, tokens=0, progress=0.0))
+        remote.curriculum.emit(
+            Clock(step=0, version=0, groups=4, free=None, tokens=0, progress=0.0)
+        )
     remote.curriculum.metrics()
 
 
@@ -210,7 +226,14 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
     assert status == 200
     state = post(server.url, "state_dict", {}, good)
     deep = b"[" * 100_000
-    rollout = {"prompt_id": "p0", "group_id": 99, "index": 0, "phase": "train", "length": 3, "finish": "stop"}
+    rollout = {
+        "prompt_id": "p0",
+        "group_id": 99,
+        "index": 0,
+        "phase": "train",
+        "length": 3,
+        "finish": "stop",
+    }
     rollout |= {
         "first_version": 0,
         "last_version": 0,
@@ -230,21 +253,51 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
         (409, "has the number None", "plan", {}, good),
         (400, "The call plan does not fit", "plan", {"number": 2}, good),
         (400, "The call plan does not fit", "plan", {"number": 2, "clock": {"step": 1}}, good),
-        (400, "groups = -3, but it must be a whole number from 1 to 65,536", "emit", clocked(groups=-3), good),
+        (
+            400,
+            "groups = -3, but it must be a whole number from 1 to 65,536",
+            "emit",
+            clocked(groups=-3),
+            good,
+        ),
         (400, "groups = 2000000, but it must be", "plan", clocked(groups=2_000_000), good),
         (400, "groups = True, but it must be", "plan", clocked(groups=True), good),
         (400, "step = -1, but it must be", "plan", clocked(step=-1), good),
         (400, "tokens = 1.5, but it must be", "plan", clocked(tokens=1.5), good),
         (400, "free = -1, but it must be", "plan", clocked(free=-1), good),
-        (400, "progress = 1.5, but it must be a number from 0 to 1", "plan", clocked(progress=1.5), good),
+        (
+            400,
+            "progress = 1.5, but it must be a number from 0 to 1",
+            "plan",
+            clocked(progress=1.5),
+            good,
+        ),
         (400, "step = xxx", "plan", clocked(step="x" * 100_000), good),
         (409, "has the number xxx", "plan", {"number": "x" * 100_000}, good),
         (403, "not web pages", "plan", plan_args(2), {**good, "Origin": "http://evil.example"}),
         (400, "was never asked for", "observe", {"number": 2, "rollouts": [rollout]}, good),
-        (400, "verdict = 'Right'", "observe", {"number": 2, "rollouts": [asked | {"verdict": "Right"}]}, good),
-        (400, "finish = 'eos'", "observe", {"number": 2, "rollouts": [asked | {"finish": "eos"}]}, good),
+        (
+            400,
+            "verdict = 'Right'",
+            "observe",
+            {"number": 2, "rollouts": [asked | {"verdict": "Right"}]},
+            good,
+        ),
+        (
+            400,
+            "finish = 'eos'",
+            "observe",
+            {"number": 2, "rollouts": [asked | {"finish": "eos"}]},
+            good,
+        ),
         (400, "length = -3", "observe", {"number": 2, "rollouts": [asked | {"length": -3}]}, good),
-        (400, "The checkpoint was written without", "load_state_dict", {"number": 2, "state": {}}, good),
+        (
+            400,
+            "The checkpoint was written without",
+            "load_state_dict",
+            {"number": 2, "state": {}},
+            good,
+        ),
         (400, "no training prompt", "prompts", {"ids": ["p0"]}, good),
     ]
     for status, sentence, name, args, headers in cases:
@@ -267,10 +320,22 @@ def send_raw(url: str, data: bytes) -> bytes:
 
 
 def test_without_a_token_only_its_own_address_is_answered(servers: Servers) -> None:
-    server, guarded = (servers.start(lambda: build("uniform", World().ids, 0), token=t) for t in ("", "secret"))
-    for host in ("evil.example", "evil.example:8377", "127.0.0.1.evil.example", "192.168.1.5", "[::1", ""):
+    server, guarded = (
+        servers.start(lambda: build("uniform", World().ids, 0), token=t) for t in ("", "secret")
+    )
+    for host in (
+        "evil.example",
+        "evil.example:8377",
+        "127.0.0.1.evil.example",
+        "192.168.1.5",
+        "[::1",
+        "",
+    ):
         found, data = post(server.url, "hello", {}, {"Host": host})
-        assert (found, data) == (403, {"error": "The curriculum is served under its own address only."}), host
+        assert (found, data) == (
+            403,
+            {"error": "The curriculum is served under its own address only."},
+        ), host
     for host in ("localhost:9000", "127.0.0.1", "[::1]:8377"):  # a tunnel has a port of its own
         assert post(server.url, "hello", {}, {"Host": host})[0] == 200
     own = f"Host: 127.0.0.1:{server.server_port}\r\n"
@@ -320,7 +385,9 @@ def test_slow_connections_are_bounded_and_keep_nobody_out(servers: Servers) -> N
     before = threading.active_count()
     with ExitStack() as stack:
         for _ in range(3 * CONNECTIONS):
-            link = stack.enter_context(socket.create_connection(server.server_address[:2], timeout=60))
+            link = stack.enter_context(
+                socket.create_connection(server.server_address[:2], timeout=60)
+            )
             link.sendall(b"POST /hello HTTP/1.1\r\n")  # and never the rest
         assert post(server.url, "hello", {})[0] == 200
         assert threading.active_count() <= before + CONNECTIONS
@@ -335,7 +402,13 @@ def test_the_client_says_what_is_wrong(servers: Servers, monkeypatch: pytest.Mon
         remote.load_state_dict({"much": "x" * (17 * 2**20)})
     assert len(remote.plan(CLOCK)) == 2
     remote.close()
-    for url in ("127.0.0.1:80", "https://127.0.0.1", "http://127.0.0.1:many", "http://127.0.0.1:65536", "http://[::1"):
+    for url in (
+        "127.0.0.1:80",
+        "https://127.0.0.1",
+        "http://127.0.0.1:many",
+        "http://127.0.0.1:65536",
+        "http://[::1",
+    ):
         with pytest.raises(WhetError, match="is no address"):
             RemoteCurriculum(url)
     with pytest.raises(WhetError, match="does not answer"):
@@ -344,7 +417,11 @@ def test_the_client_says_what_is_wrong(servers: Servers, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_body_of_any_form_is_read_again_after_a_restart(coding: str, tmp_path: Path) -> None:
-    body = json.dumps({"number": 1, "clock": fields_of(CLOCK)}, indent=1).replace("\n", "\r\n").encode(coding)
+    body = (
+        json.dumps({"number": 1, "clock": fields_of(CLOCK)}, indent=1)
+        .replace("\n", "\r\n")
+        .encode(coding)
+    )
     for number in (1, 1):  # made once, then read from the journal
         service = Service(lambda: build("uniform", World().ids, 0), tmp_path)
         status, answer = service.answer("plan", body)
@@ -390,14 +467,27 @@ class Killable:
     def __init__(self, folder: Path, ids: Sequence[str]):
         self.recipe, self.state, self.port = folder / "speed.toml", folder / "state", 0
         data = folder / "data.jsonl"
-        rows = [{"id": name, "problem": f"What is {name}?", "answer": str(i)} for i, name in enumerate(ids)]
+        rows = [
+            {"id": name, "problem": f"What is {name}?", "answer": str(i)}
+            for i, name in enumerate(ids)
+        ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         self.recipe.write_text(RECIPE.format(path=data))
         self.start()
 
     def start(self) -> None:
-        args = ["curriculum", "serve", str(self.recipe), "--state", str(self.state), "--port", str(self.port)]
-        self.process = subprocess.Popen([sys.executable, "-m", "whet", *args], stdout=subprocess.PIPE, text=True)
+        args = [
+            "curriculum",
+            "serve",
+            str(self.recipe),
+            "--state",
+            str(self.state),
+            "--port",
+            str(self.port),
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "whet", *args], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.search(r"24 prompts is at (http://127\.0\.0\.1:(\d+))\.", line)
@@ -440,7 +530,13 @@ def play_killed(tmp_path: Path, kills: int) -> None:
     world = World(slots=12, updates=6, seed=2)
     server = Killable(tmp_path, world.ids)
     try:
-        calm = play(lambda ids, seed: RemoteCurriculum(server.url), world, max_age=1, rollouts=5, patience=50)
+        calm = play(
+            lambda ids, seed: RemoteCurriculum(server.url),
+            world,
+            max_age=1,
+            rollouts=5,
+            patience=50,
+        )
         numbered = RemoteCurriculum(server.url)._number
         server.kill()
         (tmp_path / "state" / "state.json").unlink()

@@ -51,9 +51,15 @@ def test_speed_trains_only_groups_with_signal(kind: type, engine: str, tmp_path:
         assert [len(group.rollouts) for group in batch.groups] == [8] * 4
         assert all(0 < group.pass_rate < 1 for group in batch.groups)
         assert out["advantages"].abs().min() > 0
-    assert any((a - b).abs().max() > 1e-5 for a, b in zip(before, trained.model.parameters(), strict=True))
+    assert any(
+        (a - b).abs().max() > 1e-5 for a, b in zip(before, trained.model.parameters(), strict=True)
+    )
     rollouts = logged(trained, "rollouts")
-    assert rollouts[0] > 32 and rollouts == sorted(rollouts) and rollouts[-1] == trained.course.rollouts
+    assert (
+        rollouts[0] > 32
+        and rollouts == sorted(rollouts)
+        and rollouts[-1] == trained.course.rollouts
+    )
     assert logged(trained, "curriculum/screened")[-1] > 12
 
 
@@ -67,7 +73,9 @@ def test_speed_trains_only_groups_with_signal(kind: type, engine: str, tmp_path:
         (RLOOTrainer, StockRLOO, {"normalize_advantages": True, "reward_clip_range": (0.1, 0.7)}),
     ],
 )
-def test_groups_of_one_size_are_scored_as_by_stock_trl(kind: Any, stock: Any, own: Any, tmp_path: Path) -> None:
+def test_groups_of_one_size_are_scored_as_by_stock_trl(
+    kind: Any, stock: Any, own: Any, tmp_path: Path
+) -> None:
     """The same rows, completions and rewards go through TRL's own method, which reshapes them to groups of eight."""
     trained = trainer(kind, tmp_path, curriculum="uniform", args={"max_steps": 1, **own})
     watched = Watched(trained)
@@ -85,7 +93,9 @@ def test_groups_of_one_size_are_scored_as_by_stock_trl(kind: Any, stock: Any, ow
 
 
 def test_whets_engine_gives_the_log_probs_of_the_trainers_model(tmp_path: Path) -> None:
-    trained = trainer(GRPOTrainer, tmp_path, curriculum="uniform", args={"max_steps": 2, "temperature": 0.7})
+    trained = trainer(
+        GRPOTrainer, tmp_path, curriculum="uniform", args={"max_steps": 2, "temperature": 0.7}
+    )
     shared = {id(parameter) for parameter in trained.model.parameters()}
     assert {id(parameter) for parameter in trained.engine.twin.parameters()} == shared
     found: list[float] = []
@@ -96,8 +106,12 @@ def test_whets_engine_gives_the_log_probs_of_the_trainers_model(tmp_path: Path) 
         mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
         with torch.no_grad():
             size = out["completion_ids"].shape[1]
-            theirs, _, _ = trained._get_per_token_logps_and_entropies(trained.model, ids, mask, size)
-        found.append(((theirs - out["sampling_per_token_logps"]) * out["completion_mask"]).abs().max().item())
+            theirs, _, _ = trained._get_per_token_logps_and_entropies(
+                trained.model, ids, mask, size
+            )
+        found.append(
+            ((theirs - out["sampling_per_token_logps"]) * out["completion_mask"]).abs().max().item()
+        )
         inner(out, *rest)
 
     trained._weigh = weigh
@@ -108,7 +122,9 @@ def test_whets_engine_gives_the_log_probs_of_the_trainers_model(tmp_path: Path) 
 def test_the_completion_table_has_the_curriculums_own_prompts(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def score(completions: list[str], log_extra: Any, log_metric: Any, **columns: Any) -> list[float]:
+    def score(
+        completions: list[str], log_extra: Any, log_metric: Any, **columns: Any
+    ) -> list[float]:
         asked.append(len(completions))
         log_extra("seen", [f"{p}{c}" for p, c in zip(columns["prompts"], completions, strict=True)])
         log_metric("mine", 2.0)
@@ -127,7 +143,9 @@ def test_the_completion_table_has_the_curriculums_own_prompts(tmp_path: Path) ->
         assert table["score"].tolist() == wanted and step < 2
         for _, rows in table.groupby("prompt"):
             own = rows["score"].to_numpy()
-            np.testing.assert_allclose(rows["advantage"], (own - own.mean()) / (own.std(ddof=1) + 1e-4), atol=1e-6)
+            np.testing.assert_allclose(
+                rows["advantage"], (own - own.mean()) / (own.std(ddof=1) + 1e-4), atol=1e-6
+            )
     assert sum(asked) == trained.course.rollouts  # once for every rollout
     assert logged(trained, "mine") == [2.0, 2.0]
 
@@ -145,10 +163,20 @@ def test_none_is_unjudged_and_several_functions_are_weighed(tmp_path: Path) -> N
     async def even(completions: list[str], **columns: Any) -> list[float | None]:
         await asyncio.sleep(0)
         first = seen["rows"] - len(completions)
-        return [None if (first + i) % 3 == 0 else float(len(c) % 2 == 0) for i, c in enumerate(completions)]
+        return [
+            None if (first + i) % 3 == 0 else float(len(c) % 2 == 0)
+            for i, c in enumerate(completions)
+        ]
 
-    args = {"max_steps": 2, "reward_weights": [1.0, 0.5], "loss_type": "dr_grpo", "scale_rewards": "none"}
-    trained = trainer(GRPOTrainer, tmp_path, curriculum="uniform", reward_funcs=[sometimes, even], args=args)
+    args = {
+        "max_steps": 2,
+        "reward_weights": [1.0, 0.5],
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+    }
+    trained = trainer(
+        GRPOTrainer, tmp_path, curriculum="uniform", reward_funcs=[sometimes, even], args=args
+    )
     watched = Watched(trained)
     trained.train()
     for out, batch in zip(watched.out, watched.batches, strict=True):
@@ -168,7 +196,9 @@ def test_none_is_unjudged_and_several_functions_are_weighed(tmp_path: Path) -> N
 
 @KINDS
 def test_stale_tokens_bring_their_own_log_probs(kind: type, tmp_path: Path) -> None:
-    trained = trainer(kind, tmp_path, curriculum={**SPEED, "max_age": 2, "look_ahead": 2.0}, args={"max_steps": 3})
+    trained = trainer(
+        kind, tmp_path, curriculum={**SPEED, "max_age": 2, "look_ahead": 2.0}, args={"max_steps": 3}
+    )
     name = "old_per_token_logps" if kind is GRPOTrainer else "old_logps"
     stale: list[bool] = []
     inner = trained._use_own_log_probs
@@ -189,7 +219,9 @@ def test_stale_tokens_bring_their_own_log_probs(kind: type, tmp_path: Path) -> N
 
 
 def test_cures_gives_prompts_different_numbers_of_rollouts(tmp_path: Path) -> None:
-    trained = trainer(GRPOTrainer, tmp_path, data=prompts(24), curriculum="cures", args={"max_steps": 8})
+    trained = trainer(
+        GRPOTrainer, tmp_path, data=prompts(24), curriculum="cures", args={"max_steps": 8}
+    )
     watched = Watched(trained)
     trained.train()
     sizes = {len(group.rollouts) for batch in watched.batches for group in batch.groups}
@@ -203,7 +235,9 @@ def test_cures_gives_prompts_different_numbers_of_rollouts(tmp_path: Path) -> No
 @pytest.mark.parametrize("engine", ["whet", "trl"])
 def test_a_stage_limits_its_own_completions(engine: str, tmp_path: Path) -> None:
     stages = [{"max_tokens": 2, "steps": 2}, {"max_tokens": 5}]
-    trained = trainer(GRPOTrainer, tmp_path, curriculum={"name": "uniform", "stages": stages}, engine=engine)
+    trained = trainer(
+        GRPOTrainer, tmp_path, curriculum={"name": "uniform", "stages": stages}, engine=engine
+    )
     trained.train()
     longest = logged(trained, "completions/max_length")
     assert longest[:2] == [2.0, 2.0] and 2 < longest[2] <= 5
@@ -212,8 +246,15 @@ def test_a_stage_limits_its_own_completions(engine: str, tmp_path: Path) -> None
 
 
 def test_evaluation_stays_trls(tmp_path: Path) -> None:
-    args = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
-    trained = trainer(GRPOTrainer, tmp_path, curriculum=SPEED, eval_dataset=prompts(2, seed=1), args=args)
+    args = {
+        "max_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+    }
+    trained = trainer(
+        GRPOTrainer, tmp_path, curriculum=SPEED, eval_dataset=prompts(2, seed=1), args=args
+    )
     trained.train()
     assert len(logged(trained, "eval_reward")) == 2 and trained.played == 2
 
@@ -221,7 +262,9 @@ def test_evaluation_stays_trls(tmp_path: Path) -> None:
 def test_adapters_train_through_whets_engine(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     plan = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trained = trainer(GRPOTrainer, tmp_path, curriculum=SPEED, peft_config=plan, args={"learning_rate": 0.05})
+    trained = trainer(
+        GRPOTrainer, tmp_path, curriculum=SPEED, peft_config=plan, args={"learning_rate": 0.05}
+    )
     ids = torch.tensor([[3, 4, 5]])
     trained.train()
     from whet.model.twin import Probe
@@ -242,7 +285,9 @@ def test_mixed_precision_trains_through_whets_engine(kind: type, tmp_path: Path)
     trained = trainer(kind, tmp_path, curriculum=SPEED, args={"bf16": True, "max_steps": 2})
     trained.train()
     assert next(trained.engine.twin.parameters()).dtype == torch.float32
-    assert logged(trained, "frac_reward_zero_std") == [0.0] * 2 and all(map(math.isfinite, logged(trained, "loss")))
+    assert logged(trained, "frac_reward_zero_std") == [0.0] * 2 and all(
+        map(math.isfinite, logged(trained, "loss"))
+    )
 
 
 @KINDS
@@ -256,7 +301,9 @@ def test_the_divergence_from_a_reference_is_trls(kind: type, tmp_path: Path) -> 
     divergence = logged(trained, "kl")
     assert abs(divergence[0]) < 1e-6 < abs(divergence[-1])
     of_right: dict[int, set[float]] = {}
-    for advantage, row in zip(watched.out[-1]["advantages"].tolist(), watched.out[-1]["rows"], strict=True):
+    for advantage, row in zip(
+        watched.out[-1]["advantages"].tolist(), watched.out[-1]["rows"], strict=True
+    ):
         if row.rollout.reward == 1:
             of_right.setdefault(row.group, set()).add(round(advantage, 5))
     assert any(len(values) > 1 for values in of_right.values()) == (kind is RLOOTrainer)
@@ -266,7 +313,10 @@ def test_messages_are_prompts_too(tmp_path: Path) -> None:
     from datasets import Dataset
 
     talk = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": f"{i:02d}="}], "answer": "0123456789"} for i in range(30)]
+        [
+            {"prompt": [{"role": "user", "content": f"{i:02d}="}], "answer": "0123456789"}
+            for i in range(30)
+        ]
     )
 
     def score(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
@@ -280,7 +330,9 @@ def test_messages_are_prompts_too(tmp_path: Path) -> None:
     args = config(tmp_path, max_steps=1)
     trained = GRPOTrainer(model(), score, args, talk, processing_class=spoken, curriculum=SPEED)
     trained.train()
-    assert math.isfinite(logged(trained, "loss")[0]) and logged(trained, "frac_reward_zero_std") == [0.0]
+    assert math.isfinite(logged(trained, "loss")[0]) and logged(
+        trained, "frac_reward_zero_std"
+    ) == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +346,11 @@ def test_messages_are_prompts_too(tmp_path: Path) -> None:
     ],
 )
 def test_examples_run_as_they_stand(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / f"{name}.py"), run_name="__main__")

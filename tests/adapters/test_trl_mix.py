@@ -19,7 +19,9 @@ def mix(seed: int) -> Dataset:
     """400 prompts: 48 are right for half of the letters, half of the others never, half always."""
     kinds = ["middling"] * 48 + ["never"] * 176 + ["always"] * 176
     order = np.random.default_rng(seed).permutation(len(kinds))
-    return Dataset.from_list([{"id": f"p{i}", "prompt": f"{i:03d}=", "kind": kinds[j]} for i, j in enumerate(order)])
+    return Dataset.from_list(
+        [{"id": f"p{i}", "prompt": f"{i:03d}=", "kind": kinds[j]} for i, j in enumerate(order)]
+    )
 
 
 def score(completions: list[str], kind: list[str], **columns: Any) -> list[float]:
@@ -33,7 +35,11 @@ def test_an_informative_group_costs_at_most_half_of_stocks_rollouts(tmp_path: Pa
     spent = {"stock": 0.0, "speed": 0.0}
     informative = {"stock": 0.0, "speed": 0.0}
     for seed in range(5):
-        sizes = {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 4, "num_generations": 16}
+        sizes = {
+            "per_device_train_batch_size": 64,
+            "gradient_accumulation_steps": 4,
+            "num_generations": 16,
+        }
         args = {**sizes, "max_completion_length": 2, "learning_rate": 0.0, "seed": seed}
         own = {"data": mix(seed), "reward_funcs": score}
         plain = trainer(StockGRPO, tmp_path / f"a{seed}", args={**args, "max_steps": 6}, **own)
@@ -42,10 +48,18 @@ def test_an_informative_group_costs_at_most_half_of_stocks_rollouts(tmp_path: Pa
         spent["stock"] += 256 * len(shares)
         informative["stock"] += sum(16 * (1 - share) for share in shares)
         plan = {"name": "speed", "speed": {"n_init": 4}}
-        ours = trainer(GRPOTrainer, tmp_path / f"b{seed}", args={**args, "max_steps": 2}, curriculum=plan, **own)
+        ours = trainer(
+            GRPOTrainer,
+            tmp_path / f"b{seed}",
+            args={**args, "max_steps": 2},
+            curriculum=plan,
+            **own,
+        )
         ours.train()
         spent["speed"] += ours.course.rollouts
-        informative["speed"] += sum(16 * (1 - share) for share in logged(ours, "frac_reward_zero_std"))
+        informative["speed"] += sum(
+            16 * (1 - share) for share in logged(ours, "frac_reward_zero_std")
+        )
     cost = {name: spent[name] / informative[name] for name in spent}
     assert informative["speed"] == 5 * 2 * 16  # every group has signal
     assert cost["speed"] <= 0.5 * cost["stock"], cost

@@ -24,7 +24,14 @@ def started(folder: Path, plan: dict[str, Any], *launch: str) -> subprocess.Comp
     """The program to its end, in a process of its own or by a launcher."""
     paths = os.pathsep.join([str(SCRIPT.parent), str(SCRIPT.parents[2])])
     own = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launch, str(SCRIPT), str(folder), json.dumps(plan), str(folder) + ".json"]
+    command = [
+        sys.executable,
+        *launch,
+        str(SCRIPT),
+        str(folder),
+        json.dumps(plan),
+        str(folder) + ".json",
+    ]
     return subprocess.run(command, env=own, capture_output=True, text=True)
 
 
@@ -41,7 +48,9 @@ def test_two_processes_equal_one(kind: str, curriculum: Any, loss: Any, tmp_path
     plan = {"kind": kind, "curriculum": curriculum, "args": loss}
     _, one = run(tmp_path / "one", plan)
     plan["args"] = {**loss, "per_device_train_batch_size": 4}
-    done = started(tmp_path / "two", plan, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = started(
+        tmp_path / "two", plan, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     two = json.loads((tmp_path / "two.json").read_text())
     assert (one["world"], two["world"]) == (1, 2)
@@ -51,4 +60,5 @@ def test_two_processes_equal_one(kind: str, curriculum: Any, loss: Any, tmp_path
     np.testing.assert_allclose(one["reward"], two["reward"], atol=1e-6)
     assert abs(one["weights"] - two["weights"]) < 1e-9 * one["weights"]
     sizes = {size for batch in one["batches"] for _, size in batch}
-    assert (len(sizes) > 1) == (curriculum is CURES)  # groups of different sizes are divided among ranks too
+    # groups of different sizes are divided among ranks too
+    assert (len(sizes) > 1) == (curriculum is CURES)

@@ -17,7 +17,15 @@ from datasets import Dataset  # noqa: E402
 from transformers import GptOssConfig, GptOssForCausalLM  # noqa: E402
 from trl_parts import config, first_letter, model, prompts, tokenizer, trainer  # noqa: E402
 
-from whet.adapters.trl import USED, GRPOTrainer, RLOOTrainer, StockGRPO, check_version, guarded, settings_of  # noqa: E402
+from whet.adapters.trl import (  # noqa: E402
+    USED,
+    GRPOTrainer,
+    RLOOTrainer,
+    StockGRPO,
+    check_version,
+    guarded,
+    settings_of,
+)
 from whet.errors import Starved, WhetError  # noqa: E402
 
 
@@ -26,34 +34,82 @@ from whet.errors import Starved, WhetError  # noqa: E402
     [
         ({"curriculum": "sped"}, 'There is no curriculum "sped"; did you mean "speed"?'),
         ({"curriculum": {"name": "speed", "nint": 2}}, 'There is no setting "curriculum.nint"'),
-        ({"curriculum": {"name": "speed", "speed": {"n_init": 8}}}, "leaves none to continue: num_generations = 8"),
-        ({"curriculum": "speed", "args": {"num_generations": 2}}, "num_generations = 2 leaves none to screen with"),
+        (
+            {"curriculum": {"name": "speed", "speed": {"n_init": 8}}},
+            "leaves none to continue: num_generations = 8",
+        ),
+        (
+            {"curriculum": "speed", "args": {"num_generations": 2}},
+            "num_generations = 2 leaves none to screen with",
+        ),
         ({"tools": [len]}, "tools are called while a completion is written"),
-        ({"curriculum": {"name": "uniform", "rollouts": 4}}, "curriculum.rollouts is num_generations of TRL's config"),
-        ({"curriculum": {"name": "uniform", "groups": 4}}, "curriculum.groups is generation_batch_size"),
-        ({"curriculum": {"name": "cures", "cures": {"subsets": 2}}}, "curriculum.cures.subsets resets reference and"),
+        (
+            {"curriculum": {"name": "uniform", "rollouts": 4}},
+            "curriculum.rollouts is num_generations of TRL's config",
+        ),
+        (
+            {"curriculum": {"name": "uniform", "groups": 4}},
+            "curriculum.groups is generation_batch_size",
+        ),
+        (
+            {"curriculum": {"name": "cures", "cures": {"subsets": 2}}},
+            "curriculum.cures.subsets resets reference and",
+        ),
         ({"curriculum": {"stages": [{"kl_coef": 0.1}]}}, "A stage sets kl_coef"),
         ({"curriculum": {"stages": [{"kl_coef": 0.0}]}}, "A stage sets kl_coef"),
         ({"curriculum": {"stages": [{"rollouts": 4}]}}, "A stage sets rollouts"),
-        ({"curriculum": {"name": "cures", "cures": {"sigma": "gradient"}}}, "needs score, which TRL does not give"),
+        (
+            {"curriculum": {"name": "cures", "cures": {"sigma": "gradient"}}},
+            "needs score, which TRL does not give",
+        ),
         ({"curriculum": {"max_age": 1}, "engine": "trl"}, "curriculum.max_age needs log-probs"),
         ({"engine": "vllm"}, 'engine = "vllm" is unknown; it is "whet" or "trl".'),
-        ({"args": {"use_vllm": True}}, 'use_vllm=True and engine="whet" are two engines; set engine="trl"'),
-        ({"args": {"min_p": 0.1}}, 'engine="whet" does not know min_p; set engine="trl"'),
-        ({"args": {"generation_kwargs": {"num_beams": 2}}}, 'engine="whet" does not know generation_kwargs'),
-        ({"args": {"cast_lm_head_to_fp32": True}}, 'engine="whet" does not know cast_lm_head_to_fp32'),
-        ({"args": {"multi_objective_aggregation": "normalize_then_sum"}}, "needs groups of one size"),
-        ({"rollout_func": lambda prompts, trainer: {}}, "rollout_func writes completions by itself"),
-        ({"data": prompts(4).to_iterable_dataset()}, "train_dataset is a datasets.Dataset, not IterableDataset"),
-        ({"data": prompts(4).rename_column("answer", "image")}, "has a column image; curricula are for text alone"),
-        ({"data": Dataset.from_list([{"id": "a", "prompt": "1="}] * 2)}, 'The prompt id "a" occurs 2 times'),
         (
-            {"data": Dataset.from_list([{"id": "a", "prompt": "1="}, {"id": None, "prompt": "2="}])},
+            {"args": {"use_vllm": True}},
+            'use_vllm=True and engine="whet" are two engines; set engine="trl"',
+        ),
+        ({"args": {"min_p": 0.1}}, 'engine="whet" does not know min_p; set engine="trl"'),
+        (
+            {"args": {"generation_kwargs": {"num_beams": 2}}},
+            'engine="whet" does not know generation_kwargs',
+        ),
+        (
+            {"args": {"cast_lm_head_to_fp32": True}},
+            'engine="whet" does not know cast_lm_head_to_fp32',
+        ),
+        (
+            {"args": {"multi_objective_aggregation": "normalize_then_sum"}},
+            "needs groups of one size",
+        ),
+        (
+            {"rollout_func": lambda prompts, trainer: {}},
+            "rollout_func writes completions by itself",
+        ),
+        (
+            {"data": prompts(4).to_iterable_dataset()},
+            "train_dataset is a datasets.Dataset, not IterableDataset",
+        ),
+        (
+            {"data": prompts(4).rename_column("answer", "image")},
+            "has a column image; curricula are for text alone",
+        ),
+        (
+            {"data": Dataset.from_list([{"id": "a", "prompt": "1="}] * 2)},
+            'The prompt id "a" occurs 2 times',
+        ),
+        (
+            {
+                "data": Dataset.from_list(
+                    [{"id": "a", "prompt": "1="}, {"id": None, "prompt": "2="}]
+                )
+            },
             "Row 1 .* has no id",
         ),
     ],
 )
-def test_one_sentence_before_the_first_step(own: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_one_sentence_before_the_first_step(
+    own: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     own = {"curriculum": "uniform", **own}
     with pytest.raises(WhetError, match=sentence) as caught:
         trainer(GRPOTrainer, tmp_path, **own)
@@ -72,7 +128,10 @@ def test_a_screening_follows_the_size_of_a_group() -> None:
 def test_a_missing_data_set_is_refused_by_trl(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="train_dataset"):
         GRPOTrainer(
-            model=model(), processing_class=tokenizer(), reward_funcs=first_letter, args=config(tmp_path, "grpo")
+            model=model(),
+            processing_class=tokenizer(),
+            reward_funcs=first_letter,
+            args=config(tmp_path, "grpo"),
         )
 
 
@@ -99,9 +158,15 @@ def test_a_model_that_the_twin_refuses(tmp_path: Path) -> None:
         "head_dim": 8,
     }
     plan = GptOssConfig(
-        vocab_size=len(tokenizer()), num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, **sizes
+        vocab_size=len(tokenizer()),
+        num_key_value_heads=1,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        **sizes,
     )
-    with pytest.raises(WhetError, match=r'GptOssForCausalLM needs s_aux in its attention.*; set engine="trl"\.'):
+    with pytest.raises(
+        WhetError, match=r'GptOssForCausalLM needs s_aux in its attention.*; set engine="trl"\.'
+    ):
         trainer(GRPOTrainer, tmp_path, network=GptOssForCausalLM(plan), curriculum="uniform")
 
 
@@ -114,27 +179,41 @@ def test_divided_weights(kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             plugin = property(lambda state, stage=stage: SimpleNamespace(zero_stage=stage))
             patch.setattr(type(trained.accelerator.state), "deepspeed_plugin", plugin)
-            refused = nullcontext() if fine else pytest.raises(WhetError, match=r'DeepSpeed 3 .*: set engine="trl"')
+            refused = (
+                nullcontext()
+                if fine
+                else pytest.raises(WhetError, match=r'DeepSpeed 3 .*: set engine="trl"')
+            )
             with refused:
                 trained._refuse(settings, "whet")
             trained._refuse(settings, "trl")
     trained.is_fsdp_enabled = True
-    with pytest.raises(WhetError, match=r'engine="whet" needs whole weights; FSDP .*: set engine="trl"'):
+    with pytest.raises(
+        WhetError, match=r'engine="whet" needs whole weights; FSDP .*: set engine="trl"'
+    ):
         trained._refuse(settings, "whet")
     trained._refuse(settings, "trl")
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
 def test_groups_that_do_not_divide_the_batch_are_refused_by_trl(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"generation_batch_size \(32\) must be divisible by num_generations \(5\)"):
+    with pytest.raises(
+        ValueError, match=r"generation_batch_size \(32\) must be divisible by num_generations \(5\)"
+    ):
         config(tmp_path, kind, num_generations=5)
 
 
 @pytest.mark.parametrize(
     ("score", "sentence"),
     [
-        (lambda **columns: 1 / 0, "The reward function .* failed with ZeroDivisionError: division by zero."),
-        (lambda completions, **columns: [math.nan] * len(completions), "gave nan; give None for what cannot be judged"),
+        (
+            lambda **columns: 1 / 0,
+            "The reward function .* failed with ZeroDivisionError: division by zero.",
+        ),
+        (
+            lambda completions, **columns: [math.nan] * len(completions),
+            "gave nan; give None for what cannot be judged",
+        ),
         (lambda completions, **columns: [math.inf] * len(completions), "gave inf"),
     ],
 )
@@ -146,7 +225,10 @@ def test_a_reward_that_raises_or_is_no_number(score: Any, sentence: str, tmp_pat
 def test_nothing_to_train_on_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(Starved):
         trainer(
-            GRPOTrainer, tmp_path, data=prompts(40, sizes=(0,)), curriculum={"name": "speed", "patience": 2}
+            GRPOTrainer,
+            tmp_path,
+            data=prompts(40, sizes=(0,)),
+            curriculum={"name": "speed", "patience": 2},
         ).train()
 
 
@@ -168,7 +250,9 @@ def test_another_version_is_refused_by_number_and_by_signature() -> None:
     class Changed(StockGRPO):
         def _calculate_rewards(self, rows: Any) -> None: ...
 
-    with pytest.raises(WhetError, match=r"Changed._calculate_rewards takes \(rows\) in place of \(inputs, prompts"):
+    with pytest.raises(
+        WhetError, match=r"Changed._calculate_rewards takes \(rows\) in place of \(inputs, prompts"
+    ):
         check_version("1.16.0", [Changed])
     assert len(USED) == 6
 
@@ -177,7 +261,8 @@ def test_importing_without_trl_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, "whet.adapters.trl")
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(
-        WhetError, match=r'needs TRL 1.15 or 1.16, and importing it failed: .*; pip install "whet\[trl\]"'
+        WhetError,
+        match=r'needs TRL 1.15 or 1.16, and importing it failed: .*; pip install "whet\[trl\]"',
     ):
         importlib.import_module("whet.adapters.trl")
 

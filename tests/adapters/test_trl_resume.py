@@ -46,7 +46,9 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     done = started(tmp_path / "killed", {**plan_of(), "kill": 3})
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     assert [path.name for path in (tmp_path / "killed").glob("checkpoint-*")] == ["checkpoint-2"]
-    compare(run(tmp_path / "whole", plan_of()), run(tmp_path / "killed", {**plan_of(), "resume": True}))
+    compare(
+        run(tmp_path / "whole", plan_of()), run(tmp_path / "killed", {**plan_of(), "resume": True})
+    )
 
 
 @pytest.mark.slow
@@ -70,9 +72,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     args = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer(StockGRPO, tmp_path / "stock", args=args).train()
     plain = str(tmp_path / "stock" / "checkpoint-1")
-    with pytest.raises(WhetError, match=r"whet\.json is missing; a checkpoint of stock TRL has no curriculum"):
-        trainer(GRPOTrainer, tmp_path / "a", curriculum="uniform").train(resume_from_checkpoint=plain)
+    with pytest.raises(
+        WhetError, match=r"whet\.json is missing; a checkpoint of stock TRL has no curriculum"
+    ):
+        trainer(GRPOTrainer, tmp_path / "a", curriculum="uniform").train(
+            resume_from_checkpoint=plain
+        )
     trainer(GRPOTrainer, tmp_path / "ours", curriculum="uniform", args=args).train()
     ours = str(tmp_path / "ours" / "checkpoint-1")
     with pytest.raises(WhetError, match="for other prompts or another curriculum"):
-        trainer(GRPOTrainer, tmp_path / "b", curriculum="uniform", data=prompts(40)).train(resume_from_checkpoint=ours)
+        trainer(GRPOTrainer, tmp_path / "b", curriculum="uniform", data=prompts(40)).train(
+            resume_from_checkpoint=ours
+        )

@@ -36,7 +36,9 @@ def configuration(groups: int = 2, kl: bool = False, **sampler_kwargs: Any) -> d
     }
 
 
-def opened(*, count: int = 30, state: Any = None, groups: int = 2, **sampler_kwargs: Any) -> VerlDesk:
+def opened(
+    *, count: int = 30, state: Any = None, groups: int = 2, **sampler_kwargs: Any
+) -> VerlDesk:
     desk = VerlDesk(rows(*range(count)))
     desk.open(configuration(groups, **sampler_kwargs), state)
     return desk
@@ -54,7 +56,9 @@ def finish(desk: VerlDesk, ticket: str, answer: Answer, verdicts: str = "rw") ->
         )
 
 
-def play(desk: VerlDesk, steps: range, verdicts: str = "rw", handed: dict[str, str] | None = None) -> list[Any]:
+def play(
+    desk: VerlDesk, steps: range, verdicts: str = "rw", handed: dict[str, str] | None = None
+) -> list[Any]:
     """The trainer's loop over some steps; the worker of a prompt finishes at once."""
     log = []
     for step in steps:
@@ -69,10 +73,20 @@ def play(desk: VerlDesk, steps: range, verdicts: str = "rw", handed: dict[str, s
 
 
 def test_rows_are_named_by_source_and_index() -> None:
-    facts = facts_of([{"index": 7}, {"index": 7, "level": "hard"}], ["a", "b"], [[{"content": "xy"}], []])
-    assert list(facts.ids) == ["a/7", "b/7"] and list(facts.characters) == [2, 0] and list(facts.levels) == [None, None]
+    facts = facts_of(
+        [{"index": 7}, {"index": 7, "level": "hard"}], ["a", "b"], [[{"content": "xy"}], []]
+    )
+    assert (
+        list(facts.ids) == ["a/7", "b/7"]
+        and list(facts.characters) == [2, 0]
+        and list(facts.levels) == [None, None]
+    )
     for extra, sources, sentence in (
-        ([{"index": 1}, {}], ["a", "a"], "Row 1 of the training data has no data_source or no extra_info.index"),
+        (
+            [{"index": 1}, {}],
+            ["a", "a"],
+            "Row 1 of the training data has no data_source or no extra_info.index",
+        ),
         ([{"index": 1}], [None], "Row 0 of the training data"),
         ([{"index": 1}, {"index": 1}], ["a", "a"], 'Two rows of the training data are "a/1"'),
     ):
@@ -83,12 +97,18 @@ def test_rows_are_named_by_source_and_index() -> None:
 def test_groups_train_and_the_rest_is_kept() -> None:
     desk = opened()
     (first, metrics), (second, _) = play(desk, range(1, 3))
-    assert [sorted(sessions) for sessions in first.values()] == [[0, 1, 2, 3]] * 2 and second.keys() <= desk.known()
+    assert [sorted(sessions) for sessions in first.values()] == [
+        [0, 1, 2, 3]
+    ] * 2 and second.keys() <= desk.known()
     assert not first.keys() & desk.known() and metrics["curriculum/trained"] == 2
-    assert desk.desk.step == 1 and desk.wanted() > 0 and desk.desk.step == 2, "the next question ends the update"
+    assert desk.desk.step == 1 and desk.wanted() > 0 and desk.desk.step == 2, (
+        "the next question ends the update"
+    )
 
 
-@pytest.mark.parametrize("name", ["uniform", "dapo", "speed", "cures", "scalingrl", "stages", "all"])
+@pytest.mark.parametrize(
+    "name", ["uniform", "dapo", "speed", "cures", "scalingrl", "stages", "all"]
+)
 def test_every_curriculum_trains(name: str) -> None:
     log = play(opened(curriculum={"name": name, "speed": {"n_init": 2}}), range(1, 9))
     assert all(len(trained) == 2 for trained, _ in log)
@@ -127,7 +147,8 @@ def test_a_state_goes_on_with_the_same_prompts() -> None:
     play(opened(curriculum={"name": "dapo"}), range(1, 7), handed=whole)
     desk, parts = opened(curriculum={"name": "dapo"}), dict[str, str]()
     play(desk, range(1, 4), handed=parts)
-    ticket, prompt_id = (desk.wanted(), desk.hand_out())[1]  # in work when the checkpoint is written
+    # in work when the checkpoint is written
+    ticket, prompt_id = (desk.wanted(), desk.hand_out())[1]
     again = opened(curriculum={"name": "dapo"}, state=json.loads(json.dumps(desk.state())))
     assert again.unfinished() == ({ticket: {0, 1, 2, 3}}, set()) and len(again.desk.errands) == 1
     finish(again, ticket, again.start(ticket, "uid-again"))
@@ -139,7 +160,8 @@ def test_a_state_goes_on_with_the_same_prompts() -> None:
 
 def test_a_rollout_without_a_reward_does_not_train_and_a_group_of_one_never_does() -> None:
     desk = opened(curriculum={"name": "uniform"})
-    for verdicts in ("ruuu", "rwwu", "rwwr"):  # verl's GRPO would take a single reward for its advantage
+    # verl's GRPO would take a single reward for its advantage
+    for verdicts in ("ruuu", "rwwu", "rwwr"):
         ticket, _ = desk.hand_out()
         finish(desk, ticket, desk.start(ticket, verdicts), verdicts)
     taken = desk.take(1)
@@ -147,7 +169,9 @@ def test_a_rollout_without_a_reward_does_not_train_and_a_group_of_one_never_does
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(WhetError, match=r"add \+actor_rollout_ref.rollout.agent.agent_loop_manager_class="):
+    with pytest.raises(
+        WhetError, match=r"add \+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+    ):
         VerlDesk(rows(1, 2)).hand_out()
     desk = opened()
     with pytest.raises(WhetError, match="verl is at step 5, but the curriculum has seen 0 updates"):
@@ -177,16 +201,25 @@ def test_what_resets_later_is_refused_before_the_first_step() -> None:
         with pytest.raises(WhetError, match="verl cannot reset"):
             opened(curriculum=table)
     opened(curriculum={"name": "dapo", "cures": {"subsets": 2}})  # it draws nothing by cures
-    for table in ({"stages": [{"steps": 9}, {}]}, {"name": "stages"}, {"name": "all", "speed": {"n_init": 2}}):
+    for table in (
+        {"stages": [{"steps": 9}, {}]},
+        {"name": "stages"},
+        {"name": "all", "speed": {"n_init": 2}},
+    ):
         opened(curriculum=table)  # without a KL term no one reads the reference
         with pytest.raises(WhetError, match="verl cannot reset"):
             VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=table), None)
-    kept = {"stages": [{"steps": 9}, {"reset_reference": False}]}  # the first stage resets nothing, whatever it says
+    # the first stage resets nothing, whatever it says
+    kept = {"stages": [{"steps": 9}, {"reset_reference": False}]}
     VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=kept), None)
 
 
-@pytest.mark.parametrize(("version", "sentence"), [("0.9.0", "verl 0.9.0 is installed"), ("0.10.0", "0.9.1 alone")])
-def test_another_verl_is_refused(monkeypatch: pytest.MonkeyPatch, version: str, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "sentence"), [("0.9.0", "verl 0.9.0 is installed"), ("0.10.0", "0.9.1 alone")]
+)
+def test_another_verl_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, sentence: str
+) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(WhetError, match=sentence):
         importlib.import_module("whet.adapters.verl")

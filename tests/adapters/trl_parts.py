@@ -22,16 +22,24 @@ def model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return tiny_model(len(tokenizer()), hidden=16, layers=1, heads=2, context=64, dtype=dtype)
 
 
-def prompts(count: int = 120, seed: int = 0, sizes: tuple[int, ...] = (0, 0, 0, 1, 6, 12, 16, 16)) -> Dataset:
+def prompts(
+    count: int = 120, seed: int = 0, sizes: tuple[int, ...] = (0, 0, 0, 1, 6, 12, 16, 16)
+) -> Dataset:
     """A completion is right if its first letter is one of the answer's, so the size of the answer is the difficulty."""
     drawn = np.random.default_rng(seed).choice(sizes, count)
     return Dataset.from_list(
-        [{"id": f"p{i}", "prompt": f"{i:03d}=", "answer": LETTERS[:size]} for i, size in enumerate(drawn.tolist())]
+        [
+            {"id": f"p{i}", "prompt": f"{i:03d}=", "answer": LETTERS[:size]}
+            for i, size in enumerate(drawn.tolist())
+        ]
     )
 
 
 def first_letter(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    return [float(bool(text) and text[0] in right) for text, right in zip(completions, answer, strict=True)]
+    return [
+        float(bool(text) and text[0] in right)
+        for text, right in zip(completions, answer, strict=True)
+    ]
 
 
 def config(folder: Path, kind: str = "grpo", **own: Any) -> Any:
@@ -56,9 +64,13 @@ def config(folder: Path, kind: str = "grpo", **own: Any) -> Any:
     return (GRPOConfig if kind == "grpo" else RLOOConfig)(**{**plain, **own})
 
 
-def trainer(kind: type, folder: Path, *, data: Dataset | None = None, network: Any = None, **own: Any) -> Any:
+def trainer(
+    kind: type, folder: Path, *, data: Dataset | None = None, network: Any = None, **own: Any
+) -> Any:
     """A trainer of this class; `args` are settings of its config, other arguments are its own."""
-    args = config(folder, "rloo" if issubclass(kind, RLOOTrainer) else "grpo", **own.pop("args", {}))
+    args = config(
+        folder, "rloo" if issubclass(kind, RLOOTrainer) else "grpo", **own.pop("args", {})
+    )
     return kind(
         model=model() if network is None else network,
         args=args,

@@ -22,7 +22,8 @@ def run(folder: Path, plan: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     whose middle the process kills itself)."""
     kind = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[plan.get("kind", "grpo")]
     own = {"curriculum": plan["curriculum"], "args": plan.get("args", {})}
-    trained = trainer(kind, folder, network=model(torch.float64), **own)  # float64: the same tokens in any company
+    # float64: the same tokens in any company
+    trained = trainer(kind, folder, network=model(torch.float64), **own)
     batches: list[list[tuple[str, int]]] = []
     following, judged = trained._next_batch, trained._judged
 
@@ -38,9 +39,17 @@ def run(folder: Path, plan: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
     trained._next_batch, trained._judged = watched, deadly
     trained.train(resume_from_checkpoint=plan.get("resume"))
-    found = {name: logged(trained, name) for name in ("loss", "reward", "rollouts", "completions/max_length")}
+    found = {
+        name: logged(trained, name)
+        for name in ("loss", "reward", "rollouts", "completions/max_length")
+    }
     total = sum(parameter.double().abs().sum().item() for parameter in trained.model.parameters())
-    return trained, {**found, "batches": batches, "weights": total, "world": trained.accelerator.num_processes}
+    return trained, {
+        **found,
+        "batches": batches,
+        "weights": total,
+        "world": trained.accelerator.num_processes,
+    }
 
 
 if __name__ == "__main__":

@@ -115,16 +115,26 @@ class CpuTrainer(PPOTrainerColocateAsync):
         data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
         rows = [
             [key, int(index), float(scores.sum()), float(advantages[0]), int(mask.sum())]
-            for key, index, scores, advantages, mask in zip(keys, *(data_list(data, f) for f in ORDER), strict=True)
+            for key, index, scores, advantages, mask in zip(
+                keys, *(data_list(data, f) for f in ORDER), strict=True
+            )
         ]
-        self.write(step=self.global_steps, rows=rows, padding=len(batch.keys) - len(real), metrics=metrics)
+        self.write(
+            step=self.global_steps, rows=rows, padding=len(batch.keys) - len(real), metrics=metrics
+        )
         return batch
 
     def _compute_metrics(self, batch: Any, metrics: dict, timing: dict, **_: Any) -> None:
         """Log what TransferQueue keeps though neither this batch nor the desk knows it."""
         known = set(ray.get(self.train_dataset.desk.state.remote())["uids"].values())
-        keys = [key for key, tag in tq.kv_list("train")["train"].items() if not tag.get("is_prompt")]
-        self.write(orphans=[key for key in keys if key.split("_")[0] not in known and key not in batch.keys])
+        keys = [
+            key for key, tag in tq.kv_list("train")["train"].items() if not tag.get("is_prompt")
+        ]
+        self.write(
+            orphans=[
+                key for key in keys if key.split("_")[0] not in known and key not in batch.keys
+            ]
+        )
 
 
 ORDER = ("index", "rm_scores", "advantages", "response_mask")
@@ -142,7 +152,12 @@ def write_model(folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
     fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     fast.save_pretrained(folder / "model")
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": len(vocab)}
+    shape = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": len(vocab),
+    }
     LlamaConfig(**shape, architectures=["LlamaForCausalLM"]).save_pretrained(folder / "model")
     (folder / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
@@ -172,7 +187,9 @@ def documented() -> list[str]:
     """The command-line settings of docs/verl.md, which a user copies."""
     block = re.search(r"```text\n(data\.custom_cls.*?)```", DOCS.read_text(), re.S)
     assert block is not None
-    return [line.split("  #")[0].strip().strip("'") for line in block[1].splitlines() if line.strip()]
+    return [
+        line.split("  #")[0].strip().strip("'") for line in block[1].splitlines() if line.strip()
+    ]
 
 
 def configure(folder: Path, name: str, given: dict[str, Any]) -> DictConfig:
@@ -204,7 +221,10 @@ def configure(folder: Path, name: str, given: dict[str, Any]) -> DictConfig:
         "trainer.default_local_dir": folder / given.get("checkpoints", name) / "checkpoints",
     }
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [*chosen, *(f"{k}={v}" for k, v in settings.items()), *given.get("more", [])])
+        config = compose(
+            "ppo_trainer",
+            [*chosen, *(f"{k}={v}" for k, v in settings.items()), *given.get("more", [])],
+        )
     with open_dict(config):
         config.trainer.v1.sampler.sampler_kwargs = given.get("sampler", {})
         config.transfer_queue.enable = True
@@ -218,7 +238,9 @@ def plant(checkpoints: Path) -> None:
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
 
 
-def run(folder: Path, name: str, given: dict[str, Any], reward: RewardLoopManager | None) -> RewardLoopManager:
+def run(
+    folder: Path, name: str, given: dict[str, Any], reward: RewardLoopManager | None
+) -> RewardLoopManager:
     """One run to its end, or to the WhetError that it meets."""
     write_data(folder / name, given)
     if given.get("foreign"):
@@ -248,7 +270,11 @@ def main(folder: Path, runs: dict[str, dict[str, Any]]) -> None:
     write_model(folder)
     short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Ray's socket names have a limit
     # TransferQueue's actors wait for CPUs, of which a small machine has too few; workers have a low priority, else.
-    options = {"include_dashboard": False, "logging_level": "ERROR", "_system_config": {"worker_niceness": 0}}
+    options = {
+        "include_dashboard": False,
+        "logging_level": "ERROR",
+        "_system_config": {"worker_niceness": 0},
+    }
     ray.init(num_cpus=32, _temp_dir=short, **options)
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     reward = None

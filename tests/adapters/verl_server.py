@@ -37,7 +37,9 @@ class Server:
 
     async def release_server(self, server_id: str) -> None: ...
 
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> SimpleNamespace:
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> SimpleNamespace:
         await self.running.wait()
         number, session = (
             int("".join(ALPHABET[i - 2] for i in prompt_ids if i >= 2).strip("p ")),

@@ -27,7 +27,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def build(name: str, ids: Sequence[str], seed: int, **given: Any) -> Curriculum:
     table = {"name": name, "rollouts": 5, "max_age": 1, "patience": 50, **SETTINGS[name], **given}
     count = len(ids)
-    facts = Facts(ids=ids, characters=range(count), tasks=["t"] * count, levels=[float(i % 3) for i in range(count)])
+    facts = Facts(
+        ids=ids,
+        characters=range(count),
+        tasks=["t"] * count,
+        levels=[float(i % 3) for i in range(count)],
+    )
     settings = config.CurriculumSettings.model_validate(table)
     return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
 
@@ -48,7 +53,9 @@ class OrderlySimulator(Simulator):
 
 
 def batch_keys(batch: Batch) -> list[tuple[str, list[tuple[int, int]]]]:
-    return [(group.prompt_id, [rollout.key for rollout in group.rollouts]) for group in batch.groups]
+    return [
+        (group.prompt_id, [rollout.key for rollout in group.rollouts]) for group in batch.groups
+    ]
 
 
 def play_plain(curriculum: Curriculum, world: World) -> list[Any]:
@@ -71,7 +78,12 @@ def play_plain(curriculum: Curriculum, world: World) -> list[Any]:
     for step in range(world.updates):
         while (batch := curriculum.emit(clock(step))) is None:
             requests: list[Request] = curriculum.plan(clock(step))
-            log.append(sorted((r.group_id, r.prompt_id, r.first_index, r.n, r.sampling.max_tokens) for r in requests))
+            log.append(
+                sorted(
+                    (r.group_id, r.prompt_id, r.first_index, r.n, r.sampling.max_tokens)
+                    for r in requests
+                )
+            )
             running += sum(request.n for request in requests)
             simulator.submit(requests)
             rollouts = simulator.collect()

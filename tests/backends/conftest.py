@@ -2,4 +2,5 @@
 
 import os
 
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as whet sets it before it loads Ray
+# as whet sets it before it loads Ray
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -27,7 +27,8 @@ from whet.recipe import load_config
 from whet.rollout.vllm_fit import drafter_of, speculation_of
 from whet.types import Rollout
 
-CLOSE = 0.05  # what bfloat16 leaves between a log-prob of vLLM and that of the same weights in float32
+# what bfloat16 leaves between a log-prob of vLLM and that of the same weights in float32
+CLOSE = 0.05
 GUESSED = 1.3  # tokens per verified step, at least; with made-up weights a head has 1.07
 DRAFTERS = ["ngram", "suffix", "eagle"]
 
@@ -42,7 +43,13 @@ def followed_model() -> Any:
     model = type(tied)(shape)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
-            small = 0.2 if "o_proj" in name or "down_proj" in name else 1.5 if "lm_head" in name else 1.0
+            small = (
+                0.2
+                if "o_proj" in name or "down_proj" in name
+                else 1.5
+                if "lm_head" in name
+                else 1.0
+            )
             parameter.normal_(0, 1.0 if "embed" in name else small * parameter.shape[1] ** -0.5)
     return model.to("cuda", torch.bfloat16).eval()
 
@@ -61,7 +68,9 @@ def told(drafter: str, model: Any, folder: Path) -> dict[str, Any] | None:
     """What an engine is given for a recipe with this drafter, whose head lies beside the model."""
     if drafter == "suffix" and importlib.util.find_spec("arctic_inference") is None:
         pytest.skip("arctic-inference is not installed, without which vLLM has no suffix drafts")
-    settings = load_config(sets=['rollout.engine="vllm"', f'model.name="{folder}"', f'draft.drafters=["{drafter}"]'])
+    settings = load_config(
+        sets=['rollout.engine="vllm"', f'model.name="{folder}"', f'draft.drafters=["{drafter}"]']
+    )
     head = eagle_head(model)
     with torch.no_grad():
         for parameter in (head.fc, head.out, head.down):
@@ -84,10 +93,15 @@ def gap(mine: Sequence[Rollout], plain: Sequence[Rollout], model: Any) -> tuple[
         assert one.trace is not None and other.trace is not None and one.key == other.key
         a, b = one.trace.ids.tolist(), other.trace.ids.tolist()
         if (
-            place := next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), None)
+            place := next(
+                (i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), None
+            )
         ) is not None:
             logits = model(torch.tensor([[*PROMPTS[one.prompt_id], *a[:place]]])).logits[0, -1]
-            parted, worst = parted + 1, max(worst, float((logits[a[place]] - logits[b[place]]).abs()))
+            parted, worst = (
+                parted + 1,
+                max(worst, float((logits[a[place]] - logits[b[place]]).abs())),
+            )
     return parted, worst
 
 
@@ -102,7 +116,9 @@ def plain() -> list[Rollout]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_tokens_and_log_probs_are_the_policys(drafter: str, plain: list[Rollout], tmp_path: Path) -> None:
+def test_tokens_and_log_probs_are_the_policys(
+    drafter: str, plain: list[Rollout], tmp_path: Path
+) -> None:
     model = followed_model()
     models = {0: wide(model)}
     drafts = told(drafter, model, tmp_path)
@@ -124,7 +140,9 @@ def test_tokens_and_log_probs_are_the_policys(drafter: str, plain: list[Rollout]
         engine.update(1)
         models[1] = wide(model)
         sampled = drained(engine)
-        again = engine.generate([asked(20 + i, n=1, temperature=0.0, max_tokens=80) for i in range(4)])
+        again = engine.generate(
+            [asked(20 + i, n=1, temperature=0.0, max_tokens=80) for i in range(4)]
+        )
         later = engine.stats()
     assert len(sampled) == 16 and any(r.first_version < r.last_version for r in sampled)
     assert off(sampled, models) < CLOSE and off(again, models) < CLOSE
@@ -135,7 +153,9 @@ def test_tokens_and_log_probs_are_the_policys(drafter: str, plain: list[Rollout]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_after_a_sleep_log_probs_are_right_and_drafts_as_good_as_before(drafter: str, tmp_path: Path) -> None:
+def test_after_a_sleep_log_probs_are_right_and_drafts_as_good_as_before(
+    drafter: str, tmp_path: Path
+) -> None:
     """Memory that is lent comes back with other numbers in it: the head has to be among what vLLM brings back."""
     model = followed_model()
     drafts = told(drafter, model, tmp_path)
@@ -148,14 +168,20 @@ def test_after_a_sleep_log_probs_are_right_and_drafts_as_good_as_before(drafter:
                 del lent
                 torch.cuda.empty_cache()
                 engine.take_back()
-            if version == 1:  # after the second sleep the same weights are sent again, by the next step
+            # after the second sleep the same weights are sent again, by the next step
+            if version == 1:
                 learn(model)
                 engine.update(1)
             models = {min(version, 1): wide(model)}
-            sampled = engine.generate([asked(100 * version + i, n=4, max_tokens=40) for i in range(4)])
+            sampled = engine.generate(
+                [asked(100 * version + i, n=4, max_tokens=40) for i in range(4)]
+            )
             engine.stats()
             mine = engine.generate(
-                [asked(100 * version + 50 + i, n=1, temperature=0.0, max_tokens=80) for i in range(5)]
+                [
+                    asked(100 * version + 50 + i, n=1, temperature=0.0, max_tokens=80)
+                    for i in range(5)
+                ]
             )
             stats = engine.stats()
             assert not engine.asleep
@@ -167,6 +193,8 @@ def test_after_a_sleep_log_probs_are_right_and_drafts_as_good_as_before(drafter:
 def test_vllm_knows_what_it_is_told(drafter: str) -> None:
     from vllm.config import SpeculativeConfig
 
-    drafts = speculation_of(load_config(sets=['rollout.engine="vllm"', f'draft.drafters=["{drafter}"]']))
+    drafts = speculation_of(
+        load_config(sets=['rollout.engine="vllm"', f'draft.drafters=["{drafter}"]'])
+    )
     assert drafts is not None
     assert drafts.keys() <= {field.name for field in fields(SpeculativeConfig)}

@@ -22,20 +22,29 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
 __all__ = ["cluster"]
 
 
-def test_both_workers_decode_what_the_learner_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_workers_decode_what_the_learner_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = assert_all_decode(tmp_path / "run", monkeypatch, *SPLIT, gpus=1)
     assert any("2 actors that decode and 1 that learn" in line for line in said.messages)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_a_stream_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_replaced_and_a_stream_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without keyed noise the rollouts that it had begun are written anew, with other tokens; none is counted twice."""
     reaper = Reaper(monkeypatch, {30: (1, signal.SIGKILL)})
-    said = run(tmp_path / "run", "rollout.mode=stream", "rollout.slots=6", "steps=6", *SPLIT, gpus=1)
+    said = run(
+        tmp_path / "run", "rollout.mode=stream", "rollout.slots=6", "steps=6", *SPLIT, gpus=1
+    )
     assert reaper.struck == 1 and any("it is started again" in line for line in said.messages)
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(7)) and mismatch(tmp_path / "run") < CLOSE
-    of = {name: int(rows[-1][f"curriculum/{name}"]) for name in ("asked", "trained", "ready", "open", "cut", "expired")}
+    of = {
+        name: int(rows[-1][f"curriculum/{name}"])
+        for name in ("asked", "trained", "ready", "open", "cut", "expired")
+    }
     assert of.pop("asked") == sum(of.values())
 
 
@@ -58,4 +67,6 @@ def test_weights_that_are_divided_decode_what_the_learner_follows() -> None:
         engine.update(1)
         engine.submit([asked(group) for group in range(4, 8)])
         rollouts = drained(engine)
-        assert off(rollouts, models) < CLOSE and {rollout.first_version for rollout in rollouts} == {1}
+        assert off(rollouts, models) < CLOSE and {
+            rollout.first_version for rollout in rollouts
+        } == {1}

@@ -23,7 +23,9 @@ WARM = "warm_start=[{steps=3, batch=4, lr=1e-2}]"  # weights change before the f
 CLOSE = 1e-4
 
 
-def run(folder: Path, *sets: str, resume: bool = False, watcher: Silent | None = None) -> list[dict[str, Any]]:
+def run(
+    folder: Path, *sets: str, resume: bool = False, watcher: Silent | None = None
+) -> list[dict[str, Any]]:
     settings = small_config(*VLLM, *sets)
     run_recipe(settings, folder, watcher=watcher or Silent(), resume=resume, reward=even_digits)
     return read_metrics(folder)
@@ -41,21 +43,31 @@ def test_a_run_is_on_policy_and_goes_on_after_an_interrupt(tmp_path: Path) -> No
     rows = run(tmp_path / "run", WARM, resume=True)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert len(mismatches(rows)) == 5 and max(mismatches(rows)) < CLOSE
-    assert all(row["learn/grad_norm"] > 0 for row in rows[1:]), "weights have changed between the updates"
+    assert all(row["learn/grad_norm"] > 0 for row in rows[1:]), (
+        "weights have changed between the updates"
+    )
     assert rows[-1]["rollout/tokens"] > 0 and rows[-1]["version"] == 5
 
 
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_a_stream_runs_over_updates(tmp_path: Path, on_update: str) -> None:
     age = "curriculum.max_age=0" if on_update == "cut" else "curriculum.max_age=2"
-    sets = ['rollout.mode="stream"', f'rollout.on_update="{on_update}"', age, "steps=4", "rollout.slots=6"]
+    sets = [
+        'rollout.mode="stream"',
+        f'rollout.on_update="{on_update}"',
+        age,
+        "steps=4",
+        "rollout.slots=6",
+    ]
     rows = run(tmp_path / "run", *sets)
     assert rows[-1]["step"] == 4 and all(row["rollout/occupied"] > 0 for row in rows[1:])
     if on_update == "cut":
         assert max(mismatches(rows)) < CLOSE
 
 
-def test_a_run_ends_where_an_update_does_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_where_an_update_does_not_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two nets: what vLLM holds is compared, and so are the log-probs that come back."""
     from whet.rollout import vllm
 
@@ -68,7 +80,10 @@ def test_a_run_ends_where_an_update_does_not_arrive(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(VllmEngine, "update", lost)
     monkeypatch.setattr(VllmEngine, "take_back", lambda self: None)
-    with pytest.raises(Diverged, match=r"Step 4: log-probs of the engine and the learner drift apart .*--resume goes"):
+    with pytest.raises(
+        Diverged,
+        match=r"Step 4: log-probs of the engine and the learner drift apart .*--resume goes",
+    ):
         run(tmp_path / "drifts", "learn.lr=0.5", "learn.warmup=0", "save.every=100")
     monkeypatch.undo()
     compared = 0
@@ -79,7 +94,9 @@ def test_a_run_ends_where_an_update_does_not_arrive(tmp_path: Path, monkeypatch:
         return "model.norm.weight" if compared == 3 else None
 
     monkeypatch.setattr(vllm, "first_difference", differs)
-    with pytest.raises(WhetError, match=r"vLLM does not hold the weights it was sent: model\.norm\.weight differs"):
+    with pytest.raises(
+        WhetError, match=r"vLLM does not hold the weights it was sent: model\.norm\.weight differs"
+    ):
         run(tmp_path / "differs")
 
 
@@ -94,25 +111,43 @@ def assert_learns_as_native(folder: Path, *others: str, seeds: int = 3, says: st
     runs with vLLM, which say `says`."""
 
     def train(name: str, *sets: str) -> list[float]:
-        small = ['model.device="cpu"', "eval.0.limit=200", "save.every=100", "judge.timeout_s=120", *sets]
+        small = [
+            'model.device="cpu"',
+            "eval.0.limit=200",
+            "save.every=100",
+            "judge.timeout_s=120",
+            *sets,
+        ]
         said = Silent()
         run_recipe(load_config(Path("recipes/chain.toml"), small), folder / name, watcher=said)
         assert any(says in line for line in said.messages) == name.startswith("vllm"), said.messages
         rows = read_metrics(folder / name)
-        assert max([0.0, *(row["learn/mismatch_max"] for row in rows if row.get("learn/tokens"))]) < CLOSE
+        assert (
+            max([0.0, *(row["learn/mismatch_max"] for row in rows if row.get("learn/tokens"))])
+            < CLOSE
+        )
         return [row[key] for row in rows if (key := "eval/held_out/accuracy") in row]
 
     (begin,) = train("base", "steps=0")
     base = max((folder / "base" / "checkpoints").glob("step_*"))
     learnt: dict[str, list[list[float]]] = {}
     for engine, own, count in (("native", (), 3), ("vllm", others, seeds)):
-        sets = [f'model.name="{base}"', "warm_start=[]", "steps=8", f'rollout.engine="{engine}"', *own]
+        sets = [
+            f'model.name="{base}"',
+            "warm_start=[]",
+            "steps=8",
+            f'rollout.engine="{engine}"',
+            *own,
+        ]
         learnt[engine] = [train(f"{engine}-{seed}", *sets, f"seed={seed}") for seed in range(count)]
     assert begin < 0.3
     for mine, theirs in zip(learnt["vllm"], learnt["native"], strict=seeds == 3):
         assert abs(mine[0] - theirs[0]) <= 0.01, "the same weights and prompts, greedily"
     for place in (1, 2):  # after four updates and after eight
-        native, vllm = ([scores[place] for scores in learnt[engine]] for engine in ("native", "vllm"))
-        noise = max(stdev(native), (fmean(native) * (1 - fmean(native)) / 200) ** 0.5)  # of seeds, of 200 prompts
+        native, vllm = (
+            [scores[place] for scores in learnt[engine]] for engine in ("native", "vllm")
+        )
+        # of seeds, of 200 prompts
+        noise = max(stdev(native), (fmean(native) * (1 - fmean(native)) / 200) ** 0.5)
         assert abs(fmean(vllm) - fmean(native)) <= 3 * noise, (native, vllm)
     assert min(scores[2] for scores in learnt["vllm"]) > 0.9

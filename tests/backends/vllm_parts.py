@@ -15,8 +15,12 @@ from whet.types import Request, Rollout, Sampling
 
 TOKENIZER = tiny_tokenizer(printable)
 PROMPTS: dict[str, list[int]] = {
-    f"p{i}": TOKENIZER(f"What is {i} times {i + 3}? " * repeats, add_special_tokens=False)["input_ids"]
-    for i, repeats in enumerate((3, 3, 3, 3, 9))  # the last is longer than a block of tokens that vLLM caches
+    f"p{i}": TOKENIZER(f"What is {i} times {i + 3}? " * repeats, add_special_tokens=False)[
+        "input_ids"
+    ]
+    for i, repeats in enumerate(
+        (3, 3, 3, 3, 9)
+    )  # the last is longer than a block of tokens that vLLM caches
 }
 CONTEXT = 256
 CLOSE = 1e-4  # what log-probs of vLLM and of the learner may differ by in float32
@@ -36,7 +40,12 @@ def new_model(*, tied: bool = True) -> Any:
 
 
 def new_family(name: str) -> Any:
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     ids = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     given = {**shape, **ids, "num_key_value_heads": 1, "max_position_embeddings": CONTEXT}
     if name in ("qwen3", "gemma2"):
@@ -70,7 +79,9 @@ def open_engine(model: Any, **how: Any) -> Iterator[VllmEngine]:
 
 def asked(group: int, n: int = 2, prompt: str = "", **sampling: Any) -> Request:
     wanted = Sampling(**{"max_tokens": 20, "temperature": 0.8, **sampling})
-    return Request(prompt_id=prompt or f"p{group % len(PROMPTS)}", group_id=group, n=n, sampling=wanted)
+    return Request(
+        prompt_id=prompt or f"p{group % len(PROMPTS)}", group_id=group, n=n, sampling=wanted
+    )
 
 
 def drained(engine: Any) -> list[Rollout]:
@@ -87,12 +98,18 @@ def off(rollouts: Sequence[Rollout], models: Mapping[int, Any], *, carried: bool
     worst = 0.0
     for rollout in rollouts:
         prompt, trace = PROMPTS[rollout.prompt_id], rollout.trace
-        assert trace is not None and bool((trace.log_probs <= 0).all()), "not a number, or no log-prob"
+        assert trace is not None and bool((trace.log_probs <= 0).all()), (
+            "not a number, or no log-prob"
+        )
         ids = torch.tensor([[*prompt, *trace.ids.tolist()]])
         for version in set(trace.versions.tolist()):
-            logits = models[version](ids).logits[0, len(prompt) - 1 : -1] / (rollout.sampling.temperature or 1.0)
+            logits = models[version](ids).logits[0, len(prompt) - 1 : -1] / (
+                rollout.sampling.temperature or 1.0
+            )
             wanted = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
             mine = torch.from_numpy(trace.versions == version)
             if carried or version == rollout.first_version:
-                worst = max(worst, float((wanted - torch.from_numpy(trace.log_probs))[mine].abs().max()))
+                worst = max(
+                    worst, float((wanted - torch.from_numpy(trace.log_probs))[mine].abs().max())
+                )
     return worst

@@ -48,7 +48,9 @@ def test_tokens_to_the_target() -> None:
 
 
 def test_tokens_per_informative_group() -> None:
-    assert tokens_per_group([0, 40, 100, 200], [0, 1, 0, 3]) == 50, "a run may be shorter than the first updates"
+    assert tokens_per_group([0, 40, 100, 200], [0, 1, 0, 3]) == 50, (
+        "a run may be shorter than the first updates"
+    )
     assert tokens_per_group([0, 40, 100, 200], [0, 0, 0, 3], first=2) == math.inf
 
 
@@ -56,13 +58,17 @@ def test_savings_and_their_interval() -> None:
     assert saving([100, 200, 300], [50, 100, 150]) == 2
     assert saving([100, 200], [100, math.inf]) == 0
     assert math.isnan(saving([100, math.inf], [100, 100]))
-    assert saving_interval([100, 100, 100], [50, 50, 50]) == (2, 2), "seeds that agree have no range"
+    assert saving_interval([100, 100, 100], [50, 50, 50]) == (2, 2), (
+        "seeds that agree have no range"
+    )
     low, high = saving_interval([100, 100, 100], [50, 50, 200])
     # All three draws are 200 in 1 of 27 cases, more than 2.5%; all are 50 in 8 of 27.
     assert (low, high) == (0.5, 2)
 
 
-@pytest.mark.parametrize(("forecast", "measured", "near"), [(1.25, 1, True), (1, 1.25, True), (1.26, 1, False)])
+@pytest.mark.parametrize(
+    ("forecast", "measured", "near"), [(1.25, 1, True), (1, 1.25, True), (1.26, 1, False)]
+)
 def test_near_is_the_same_both_ways(forecast: float, measured: float, near: bool) -> None:
     assert within(forecast, measured) is near
     assert within(1 / forecast, 1 / measured) is near
@@ -81,4 +87,6 @@ def test_the_order_of_the_cells() -> None:
     order = cells_in_order()
     assert len(order) == len(set(order)) == len(SHARES) * (len(TUNING) + len(ARMS) * len(COUNTED))
     assert all(seed in TUNING and arm == "uniform" for _, arm, seed in order[:10])
-    assert {(arm, seed) for _, arm, seed in order[10:25]} == {(arm, 0) for arm in ("uniform", "speed", "cures")}
+    assert {(arm, seed) for _, arm, seed in order[10:25]} == {
+        (arm, 0) for arm in ("uniform", "speed", "cures")
+    }

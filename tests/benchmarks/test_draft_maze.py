@@ -16,8 +16,18 @@ SETS = ('data.0.options={train_count=8, mix={"5-6"=1.0}}', 'draft.chooser="bandi
 
 
 def row(plain: float, drafted: float, **more: Any) -> dict[str, Any]:
-    kinds = {"plain": {"seconds": plain, "steps": 8.0}, "drafted": {"seconds": drafted, "steps": 4.0}}
-    return {"same": 1.0, **kinds, "rest": 2.0, "lessons": 0.0, "written": {"stop": 10, "stop_drafted": 4}, **more}
+    kinds = {
+        "plain": {"seconds": plain, "steps": 8.0},
+        "drafted": {"seconds": drafted, "steps": 4.0},
+    }
+    return {
+        "same": 1.0,
+        **kinds,
+        "rest": 2.0,
+        "lessons": 0.0,
+        "written": {"stop": 10, "stop_drafted": 4},
+        **more,
+    }
 
 
 def test_updates_are_compared_in_pairs() -> None:
@@ -30,9 +40,18 @@ def test_updates_are_compared_in_pairs() -> None:
     assert found["faster"] == 2 and found["faster_interval"] == pytest.approx((5 / 3, 3))
     assert found["faster_median"] == pytest.approx((3 / 1 + 5 / 3) / 2), "the ratio of each update"
     assert found["update_faster_median"] == pytest.approx((5 / 3 + 7 / 6) / 2)
-    assert found["update_faster"] == 12 / 9 and found["update_faster_interval"] == pytest.approx((7 / 6, 5 / 3))
-    assert (found["updates"], found["same"], found["length/p50"], found["length/max"]) == (2, 0.75, 40, None)
-    assert [found[kind]["seconds"] for kind in KINDS] == [4, 2] and [found[kind]["steps"] for kind in KINDS] == [8, 4]
+    assert found["update_faster"] == 12 / 9 and found["update_faster_interval"] == pytest.approx(
+        (7 / 6, 5 / 3)
+    )
+    assert (found["updates"], found["same"], found["length/p50"], found["length/max"]) == (
+        2,
+        0.75,
+        40,
+        None,
+    )
+    assert [found[kind]["seconds"] for kind in KINDS] == [4, 2] and [
+        found[kind]["steps"] for kind in KINDS
+    ] == [8, 4]
     assert [found[kind]["accept_length"] for kind in KINDS] == [None, 2.5]
     assert found["copied"] == {"stop": (4 + 3) / (10 + 12), "length": 6 / 8}
     assert summary([]) == {}
@@ -43,7 +62,11 @@ def test_the_recipe_is_that_of_the_maze_runs() -> None:
     assert settings.data[0].options["mix"] == {"3": 0.3, "5-7": 0.4, "13-14": 0.3}
     assert settings.data[0].options["train_count"] == 8, "no grid comes twice"
     assert (settings.rollout.max_tokens, settings.rollout.slots, settings.eval) == (384, 4, ())
-    assert settings.draft.drafters == ("suffix",) and settings.learn.lr == 1e-6 and settings.model.dtype == "bfloat16"
+    assert (
+        settings.draft.drafters == ("suffix",)
+        and settings.learn.lr == 1e-6
+        and settings.model.dtype == "bfloat16"
+    )
 
 
 def test_updates_are_gentler_than_the_recipes() -> None:
@@ -87,10 +110,17 @@ def test_both_engines_decode_the_same_rollouts(tmp_path: Path) -> None:
     assert "The rollouts are" in ran.output and "100.0% of the rollouts are the same." in ran.output
     found = json.loads((tmp_path / "draft_maze.json").read_text())
     assert [one["first"] for one in found["rows"]] == [*KINDS] * 2 and found["commit"]
-    assert all(one["same"] == 1 and one["plain"]["tokens"] == one["drafted"]["tokens"] for one in found["rows"])
+    assert all(
+        one["same"] == 1 and one["plain"]["tokens"] == one["drafted"]["tokens"]
+        for one in found["rows"]
+    )
     assert all(one["plain"]["steps"] >= one["drafted"]["steps"] > 0 for one in found["rows"])
-    assert not any("accept_length" in one["plain"] for one in found["rows"]), "one engine knows nothing of drafts"
+    assert not any("accept_length" in one["plain"] for one in found["rows"]), (
+        "one engine knows nothing of drafts"
+    )
     assert found["summary"]["updates"] == 3 and found["summary"]["drafted"]["accept_length"] > 1
     assert sum(found["summary"]["copied"].values()) > 0 and found["chances"]["suffix"]
     steps = sum(one["drafted"]["steps"] for one in found["rows"][1:])
-    assert 0 < sum(one["steps"] for one in found["by_batch"].values()) <= steps, "those that feed prompts are left out"
+    assert 0 < sum(one["steps"] for one in found["by_batch"].values()) <= steps, (
+        "those that feed prompts are left out"
+    )

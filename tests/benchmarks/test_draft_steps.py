@@ -16,16 +16,25 @@ SETS = ("steps=4", "rollout.max_tokens=12")
 def test_a_frozen_drafter_beside_one_that_learns(tmp_path: Path) -> None:
     lines: list[str] = []
     found = steps_bench(
-        small_config(*SETS), freeze=2, depth=2, out=tmp_path / "new", reward=even_digits, on_progress=lines.append
+        small_config(*SETS),
+        freeze=2,
+        depth=2,
+        out=tmp_path / "new",
+        reward=even_digits,
+        on_progress=lines.append,
     )
     trained, frozen = found["arms"]["trained"], found["arms"]["frozen"]
     assert [row["step"] for row in trained] == [row["step"] for row in frozen] == [0, 1, 2, 3, 4]
-    assert [row["rows_drafted"] > 0 for row in trained] == [False, True, True, True, True], "nothing is evaluated"
+    assert [row["rows_drafted"] > 0 for row in trained] == [False, True, True, True, True], (
+        "nothing is evaluated"
+    )
     assert all(row["accept_length"] >= 1 for row in trained[1:] + frozen[1:])
     assert [row.get("length/mean") for row in trained] == [row.get("length/mean") for row in frozen]
     assert ["draft/loss" in row for row in trained] == [False, True, True, True, True]
     assert ["draft/loss" in row for row in frozen] == [False, True, True, False, False]
-    assert [row.get("accept_length") for row in trained[:4]] == [row.get("accept_length") for row in frozen[:4]]
+    assert [row.get("accept_length") for row in trained[:4]] == [
+        row.get("accept_length") for row in frozen[:4]
+    ]
     assert found["last_quarter"] == {
         "trained": trained[4]["accept_length"],
         "frozen": pytest.approx(frozen[4]["accept_length"]),
@@ -38,15 +47,22 @@ def test_a_frozen_drafter_beside_one_that_learns(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a judge that the recipe names: a function of a module where the user stands."""
     monkeypatch.chdir(tmp_path)
-    Path("own_judge.py").write_text("def judge(prompt, response):\n    return float(len(response) % 2)\n")
+    Path("own_judge.py").write_text(
+        "def judge(prompt, response):\n    return float(len(response) % 2)\n"
+    )
     Path("recipe.toml").write_text('[[data]]\ntask = "chain"\nreward = "own_judge:judge"\n')
     sets = [part for one in (*SMALL, *SETS) for part in ("--set", one)]
     asked = ["recipe.toml", "--steps", "2", "--freeze", "1", "--depth", "2", "--out", "out", *sets]
     ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
-    assert "with drafts of 2; the lessons of the frozen one end at 1." in ran.output and "last quarter" in ran.output
+    assert (
+        "with drafts of 2; the lessons of the frozen one end at 1." in ran.output
+        and "last quarter" in ran.output
+    )
     found = json.loads(Path("out/draft_over_steps.json").read_text())
-    assert [len(found["arms"][name]) for name in ("trained", "frozen")] == [3, 3] and found["freeze"] == 1
+    assert [len(found["arms"][name]) for name in ("trained", "frozen")] == [3, 3] and found[
+        "freeze"
+    ] == 1
 
 
 def test_it_is_frozen_before_the_end(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ HALF = {"layers": "F16", "embedding": "F16"}
 
 def theirs(path: Path) -> PreTrainedModel:
     pytest.importorskip("accelerate")
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
 
 
 def loaded(folder: Path) -> Any:
@@ -89,7 +91,9 @@ def test_weights_are_those_of_transformers_own_loader(
 
 
 @pytest.mark.parametrize("family", [LLAMA, QWEN2], ids=["llama", "qwen2"])
-def test_a_head_that_is_the_embedding_is_tied_by_its_finer_copy(family: dict[str, Any], tmp_path: Path) -> None:
+def test_a_head_that_is_the_embedding_is_tied_by_its_finer_copy(
+    family: dict[str, Any], tmp_path: Path
+) -> None:
     """Qwen's own files hold both, rounded to 5 and 8 bits: the model they were made of has one."""
     finer = read_model(open_gguf(write_gguf(tmp_path / "finer.gguf", **family, embedding="Q8_0")))
     forms: dict[str, dict[str, Any]] = {
@@ -99,14 +103,19 @@ def test_a_head_that_is_the_embedding_is_tied_by_its_finer_copy(family: dict[str
     }
     for name, form in forms.items():
         model = read_model(open_gguf(write_gguf(tmp_path / f"{name}.gguf", **family, **form)))
-        assert model.config.tie_word_embeddings and model.lm_head.weight is model.model.embed_tokens.weight
+        assert (
+            model.config.tie_word_embeddings
+            and model.lm_head.weight is model.model.embed_tokens.weight
+        )
         assert torch.equal(model(IDS).logits, finer(IDS).logits), name
 
 
 def test_folder_loads_plainly_and_tied(folder: Path, tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.config.rms_norm_eps == 1e-5 and model.config.rope_parameters["rope_theta"] == 100000.0
+    assert (
+        model.config.rms_norm_eps == 1e-5 and model.config.rope_parameters["rope_theta"] == 100000.0
+    )
     assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (
         1,
         2,
@@ -135,12 +144,16 @@ def test_a_qwen2_folder_keeps_biases_and_ends(qwen_folder: Path, qwen: Path) -> 
         2,
         0,
     )
-    assert model.generation_config.eos_token_id == [2, 0], "the end of a turn, then the end of a text"
+    assert model.generation_config.eos_token_id == [2, 0], (
+        "the end of a turn, then the end of a text"
+    )
 
 
 def test_bfloat16_is_a_matter_of_the_weights(tiny: Path, tmp_path: Path) -> None:
     write_model(tiny, tmp_path / "half", "bfloat16")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "half", local_files_only=True, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "half", local_files_only=True, dtype="auto"
+    )
     wide = read_model(open_gguf(tiny))
     assert model.dtype == torch.bfloat16
     for name, parameter in model.named_parameters():
@@ -162,10 +175,14 @@ TEXTS = [
 
 def test_end_of_turn_is_eos_and_never_pads(folder: Path) -> None:
     tokenizer = loaded(folder)
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == SMOLLM[1:3] + SMOLLM[:1]
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == SMOLLM[1:3] + SMOLLM[
+        :1
+    ]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
     assert tokenizer.model_max_length == 128
-    assert tokenizer("hi").input_ids == tokenizer("hi", add_special_tokens=False).input_ids, "no bos by itself"
+    assert tokenizer("hi").input_ids == tokenizer("hi", add_special_tokens=False).input_ids, (
+        "no bos by itself"
+    )
 
 
 def test_digits_stand_alone(folder: Path) -> None:
@@ -218,7 +235,10 @@ def test_filling_tokens_are_no_tokens(qwen_folder: Path) -> None:
     tokenizer = loaded(qwen_folder)
     assert "[PAD0]" not in tokenizer.get_vocab()
     assert len(tokenizer) < AutoModelForCausalLM.from_pretrained(qwen_folder).config.vocab_size
-    assert tokenizer.tokenize(f"a{OWN}b") == ["a", OWN, "b"] and OWN not in tokenizer.all_special_tokens
+    assert (
+        tokenizer.tokenize(f"a{OWN}b") == ["a", OWN, "b"]
+        and OWN not in tokenizer.all_special_tokens
+    )
 
 
 def test_marks_of_code_are_text_to_qwen2(qwen_folder: Path) -> None:
@@ -242,7 +262,9 @@ def test_llama_3_begins_texts_and_keeps_three_digits(tmp_path: Path) -> None:
     assert model.generation_config.eos_token_id == [2, 1, 3]
 
 
-@pytest.mark.parametrize("text", ["hi  12.5% , don't", "é 日本 🙂", "\x00\t\n \r", " ▁ a ", "<|im_end|> x", ""])
+@pytest.mark.parametrize(
+    "text", ["hi  12.5% , don't", "é 日本 🙂", "\x00\t\n \r", " ▁ a ", "<|im_end|> x", ""]
+)
 def test_text_comes_back(folder: Path, qwen_folder: Path, text: str) -> None:
     for tokenizer in map(loaded, (folder, qwen_folder)):
         assert tokenizer.decode(tokenizer(text).input_ids) == text
@@ -271,12 +293,16 @@ def without_tokenizer(path: Path, pre: str = "") -> Path:
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"deepseek-coder.*--tokenizer"):
-        read_tokenizer(gguf.GGUFReader(without_tokenizer(tmp_path / "other.gguf", "deepseek-coder")))
+        read_tokenizer(
+            gguf.GGUFReader(without_tokenizer(tmp_path / "other.gguf", "deepseek-coder"))
+        )
     with pytest.raises(WhetError, match="no tokenizer"):
         read_tokenizer(gguf.GGUFReader(without_tokenizer(tmp_path / "none.gguf")))
 
 
-def test_a_tokenizer_can_come_from_another_folder(tmp_path: Path, qwen: Path, qwen_folder: Path) -> None:
+def test_a_tokenizer_can_come_from_another_folder(
+    tmp_path: Path, qwen: Path, qwen_folder: Path
+) -> None:
     """A file that was made small for its way holds none."""
     whole, bare = gguf.GGUFReader(qwen), tmp_path / "bare.gguf"
     writer = gguf.GGUFWriter(bare, "qwen2")
@@ -292,7 +318,9 @@ def test_a_tokenizer_can_come_from_another_folder(tmp_path: Path, qwen: Path, qw
     out = convert(str(bare), tmp_path / "out", dtype="float32", tokenizer=qwen_folder)
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         assert (out / name).read_bytes() == (qwen_folder / name).read_bytes(), name
-    assert [loaded(out)(text).input_ids for text in TEXTS] == [loaded(qwen_folder)(text).input_ids for text in TEXTS]
+    assert [loaded(out)(text).input_ids for text in TEXTS] == [
+        loaded(qwen_folder)(text).input_ids for text in TEXTS
+    ]
 
 
 # ---- what is refused
@@ -335,7 +363,9 @@ def test_networks_that_the_file_does_not_describe_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 0.9, 0.999])
-def test_a_file_that_was_cut_short_is_one_sentence(tiny: Path, tmp_path: Path, share: float) -> None:
+def test_a_file_that_was_cut_short_is_one_sentence(
+    tiny: Path, tmp_path: Path, share: float
+) -> None:
     cut = tmp_path / "cut.gguf"
     data = tiny.read_bytes()
     cut.write_bytes(data[: int(share * len(data))])
@@ -352,7 +382,9 @@ def test_a_damaged_copy_of_a_known_file_is_refused(tiny: Path, tmp_path: Path) -
     assert "sha256" in refusal(identify, forged, known=known)
     assert identify(tiny) is None, "another file is converted as it is"
     for name in KNOWN:
-        assert "another file or cut short" in refusal(convert, str(tiny), tmp_path / "out", expect=name)
+        assert "another file or cut short" in refusal(
+            convert, str(tiny), tmp_path / "out", expect=name
+        )
     assert not (tmp_path / "out").exists()
 
 

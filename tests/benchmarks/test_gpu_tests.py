@@ -33,14 +33,21 @@ def test_every_outcome_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tests / "deep").mkdir(parents=True)
     (tests / "deep" / "test_some.py").write_text(SOME)
     (tests / "test_crash.py").write_text(CRASH)
-    (tests / "test_arena.py").write_text("import pytest\npytestmark = pytest.mark.gpu\ndef test_last(): pass\n")
+    (tests / "test_arena.py").write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\ndef test_last(): pass\n"
+    )
     (tests / "test_lost.py").write_text("import no_such_package  # mark.gpu\n")
     (tests / "test_plain.py").write_text("import another_that_is_missing\n")
     monkeypatch.setenv("WHET_COMMIT", "0123abc")
     out = tmp_path / "found.json"
     result = gpu_tests.measure(tests, out, workers=2)
     assert result == json.loads(out.read_text())
-    assert (result["commit"], result["passed"], result["failed"], result["skipped"]) == ("0123abc", 7, 3, 1)
+    assert (result["commit"], result["passed"], result["failed"], result["skipped"]) == (
+        "0123abc",
+        7,
+        3,
+        1,
+    )
     why = result["failures"]
     assert set(why) == {
         "tests/deep/test_some.py::test_many[3]",
@@ -68,7 +75,9 @@ def test_the_gap(device, model, record_property):
 """
 
 
-def test_outcomes_on_real_weights_join_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_on_real_weights_join_their_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By check and model, each device apart. A skipped check keeps an outcome of the same commit, and no other."""
     tests, out = tmp_path / "tests" / "real", tmp_path / "table.json"
     tests.mkdir(parents=True)
@@ -93,7 +102,10 @@ def test_outcomes_on_real_weights_join_their_table(tmp_path: Path, monkeypatch: 
         assert (row["one"]["outcome"], row["one"]["gap_max"]) == ("passed", 0.25)
         assert row["an-other"]["outcome"] == "failed" and "too far off" in row["an-other"]["why"]
     again = stored("0123abc", lacks="yes")
-    assert again["cpu"]["checks"]["the gap"]["an-other"] == first["cpu"]["checks"]["the gap"]["an-other"]
+    assert (
+        again["cpu"]["checks"]["the gap"]["an-other"]
+        == first["cpu"]["checks"]["the gap"]["an-other"]
+    )
     later = stored("fedcba9", lacks="yes")["cpu"]["checks"]["the gap"]["an-other"]
     assert later["outcome"] == "skipped" and "another package" in later["why"]
 
@@ -105,7 +117,9 @@ def test_nothing_is_stored_where_there_are_no_real_weights(tmp_path: Path) -> No
 
 
 def test_a_crash_is_a_failed_cell() -> None:
-    one = gpu_tests.failure("tests/real/test_x.py::test_the_gap[cuda-one]", "the process ended with code -9")
+    one = gpu_tests.failure(
+        "tests/real/test_x.py::test_the_gap[cuda-one]", "the process ended with code -9"
+    )
     assert gpu_tests.real_cells([one])["cuda"]["the gap"]["one"]["outcome"] == "failed"
 
 
@@ -118,8 +132,14 @@ def test_every_file_that_speaks_of_the_mark_is_found() -> None:
 def test_make_without_a_venv_asks_the_interpreter_at_hand() -> None:
     def asked(*given: str) -> str:
         return subprocess.run(
-            ["make", "-n", "--no-print-directory", "test-gpu", *given], cwd=ROOT, capture_output=True, text=True
+            ["make", "-n", "--no-print-directory", "test-gpu", *given],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         ).stdout
 
-    assert asked("VENV=none", f"PYTHON={sys.executable}") == f"{sys.executable} -m benchmarks.gpu_tests\n"
+    assert (
+        asked("VENV=none", f"PYTHON={sys.executable}")
+        == f"{sys.executable} -m benchmarks.gpu_tests\n"
+    )
     assert asked().splitlines()[-1] == ".venv/bin/python -m benchmarks.gpu_tests"

@@ -12,7 +12,19 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "learner.py"
 
 def test_it_measures_plain_steps_and_the_forms_it_is_given(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)
-    given = ["--shape", "tiny", "--tokens", "64", "--responses", "4", "--steps", "1", "--forms", "head", "--out"]
+    given = [
+        "--shape",
+        "tiny",
+        "--tokens",
+        "64",
+        "--responses",
+        "4",
+        "--steps",
+        "1",
+        "--forms",
+        "head",
+        "--out",
+    ]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *given, str(tmp_path)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     found = json.loads((tmp_path / "learner_tiny_64.json").read_text())

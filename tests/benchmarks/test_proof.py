@@ -55,10 +55,17 @@ ALL = [
 def test_a_cell_whose_time_was_up_counts_for_the_target_if_it_had_reached_it() -> None:
     arm = proof.Arm(ALL, (), 0.3, 400)
     assert arm.costs == {0: 100, 1: 100}, "seed 2 might have reached it"
-    assert arm.means == [0.425]  # (0.1 + 0.4) / 2, then (0.4 + 0.5) / 2, 0.5 and 0.5, over four quarters
-    assert list(arm.greedy) == list(arm.greedy_ends) == [1] and arm.drawn == [(0.1, 0.5)] and len(arm.entropy) == 1
+    # (0.1 + 0.4) / 2, then (0.4 + 0.5) / 2, 0.5 and 0.5, over four quarters
+    assert arm.means == [0.425]
+    assert (
+        list(arm.greedy) == list(arm.greedy_ends) == [1]
+        and arm.drawn == [(0.1, 0.5)]
+        and len(arm.entropy) == 1
+    )
     never = cell("all", 2, 0.1, 0.2, 0.2, 0.2, 0.2)
-    assert proof.Arm([*ALL[:2], never], (), 0.3, 400).costs[2] == math.inf, "a whole run that stays below never does"
+    assert proof.Arm([*ALL[:2], never], (), 0.3, 400).costs[2] == math.inf, (
+        "a whole run that stays below never does"
+    )
 
 
 def test_without_five_the_others_are_compared_with_all(tmp_path: Path) -> None:
@@ -66,7 +73,9 @@ def test_without_five_the_others_are_compared_with_all(tmp_path: Path) -> None:
     cells = {"uniform": UNIFORM, "all": ALL, "cures": [cell("cures", 1, 0.1, 0.1, 0.3, 0.3, 0.3)]}
     lines = proof.document(plan, cells, {}).splitlines()
     assert "| relative to uniform | all relative to it |" in lines[2]
-    assert lines[5].startswith("| all | 0: 100, 1: 100 | 0.33 (0.33 to 0.33), 2 seeds | – | 0.425 |")
+    assert lines[5].startswith(
+        "| all | 0: 100, 1: 100 | 0.33 (0.33 to 0.33), 2 seeds | – | 0.425 |"
+    )
     assert lines[6].startswith("| cures | 1: 200 | – | – |"), "one seed says nothing about a ratio"
     late = "all seed 0 after 100 tokens, all seed 2 after 100 tokens"
     assert lines[-1] == f"Stopped when their time was up, last evaluated: {late}."

@@ -26,7 +26,9 @@ def test_the_evidence_is_what_the_stored_cells_say(tmp_path: Path, matrix: str) 
     assert body in page, f"run python benchmarks/proof.py benchmarks/{matrix}.toml"
 
 
-@pytest.mark.parametrize(("matrix", "ours"), [("maze_matrix", "five"), ("operations_matrix", "all")])
+@pytest.mark.parametrize(
+    ("matrix", "ours"), [("maze_matrix", "five"), ("operations_matrix", "all")]
+)
 def test_the_readme_and_the_summary_repeat_the_headline(matrix: str, ours: str) -> None:
     page = (DOCS / "evidence.md").read_text()
     body = page.partition(f"<!-- results: {matrix} -->")[2]
@@ -55,6 +57,8 @@ def test_the_evidence_says_what_the_share_of_informative_prompts_does(
     rows = [[text.strip() for text in line.split("|")] for line in lines]
     page = (DOCS / "evidence.md").read_text()
     for name, arm in (("the four curricula together (`all`)", "all"), ("SPEED alone", "speed")):
-        savings = [list(map(float, re.findall(r"[\d.]+", row[7]))) for row in rows if row[2:3] == [arm]]
+        savings = [
+            list(map(float, re.findall(r"[\d.]+", row[7]))) for row in rows if row[2:3] == [arm]
+        ]
         shares = [f"{1 / value:.2f} ({1 / high:.2f}–{1 / low:.2f})" for value, low, high in savings]
         assert cells_of(page, name) == shares

@@ -41,7 +41,11 @@ def write_cells(folder: Path, seeds: tuple[int, ...] = (100, 101)) -> None:
     for arm, end in ENDS.items():
         for seed in seeds:
             late = end + (seed - 100) * 0.1
-            rows = [[0, 0, 0.0, 0, 0.0, 0.1], [1, 500, 1.0, 0, 0.0, late], [2, 1000, 2.0, 0, 0.0, late]]
+            rows = [
+                [0, 0, 0.0, 0, 0.0, 0.1],
+                [1, 500, 1.0, 0, 0.0, late],
+                [2, 1000, 2.0, 0, 0.0, late],
+            ]
             columns = ["step", "tokens", "seconds", "eval_tokens", "eval_seconds", "accuracy"]
             cell = {"arm": arm, "seed": seed, "columns": columns, "rows": rows}
             (folder / f"{arm}-seed{seed}.json").write_text(json.dumps(cell))

@@ -63,7 +63,9 @@ set = { "curriculum.name" = "dapo" }
 def model(folder: Path) -> Path:
     """A model folder that speaks the task's characters."""
     tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
-    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
+    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -103,15 +105,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         patch.setenv("OMP_NUM_THREADS", "1")
         start = make_start(plan, folder / "runs", lambda line: None)
         first, second = list[str](), list[str]()
-        work = CellWork(places=places, start=start, beside=2, on_progress=first.append, about=circumstances())
+        work = CellWork(
+            places=places, start=start, beside=2, on_progress=first.append, about=circumstances()
+        )
         threading.Thread(target=kill_after_a_checkpoint, args=(work, KILLED), daemon=True).start()
         with pytest.raises(WhetError, match=f"The cell {KILLED} failed"):
             work.run(seconds=1e9)
         results = folder / "out" / "train" / "small"
         before = {path.name: path.read_bytes() for path in results.iterdir()}
-        CellWork(places=places, start=start, beside=1, on_progress=second.append, about=circumstances()).run(
-            seconds=1e9
-        )
+        CellWork(
+            places=places, start=start, beside=1, on_progress=second.append, about=circumstances()
+        ).run(seconds=1e9)
     return Done(folder=folder, plan=plan, start=start, first=first, second=second, before=before)
 
 
@@ -131,7 +135,9 @@ def test_a_killed_cell_goes_on_and_what_is_done_stays(done: Done) -> None:
     assert "Resuming after step" in log
     found = read_outcome(done.results / f"{KILLED}.json")
     assert [row[0] for row in found["rows"]] == list(range(31))
-    assert (found["goes"], found["solo"], found["ended_by"]) == (2, False, "recipe"), "at first it was not alone"
+    assert (found["goes"], found["solo"], found["ended_by"]) == (2, False, "recipe"), (
+        "at first it was not alone"
+    )
 
 
 def test_a_cell_says_all_that_the_tables_need(done: Done) -> None:
@@ -144,9 +150,13 @@ def test_a_cell_says_all_that_the_tables_need(done: Done) -> None:
     )
     assert {"hardware", "versions", "commit", "date", "wall_s", "cap_s"} <= found.keys()
     assert found["start"] == {"weights": hash_weights(done.folder / "model")} == done.start.hashes
-    assert found["evaluation"] == {"name": "held_out", "prompts": 12, "n": 1} and found["pool"] == 60
+    assert (
+        found["evaluation"] == {"name": "held_out", "prompts": 12, "n": 1} and found["pool"] == 60
+    )
     assert found["settings"]["curriculum.name"] == "dapo" and found["settings"]["seed"] == 1
-    assert str(done.folder) not in (done.results / "dapo-seed1.json").read_text(), "no path of this machine"
+    assert str(done.folder) not in (done.results / "dapo-seed1.json").read_text(), (
+        "no path of this machine"
+    )
     rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
     assert found["columns"] == list(COLUMNS) and [row["step"] for row in rows] == list(range(5))
     for name in ("tokens", "rollouts", "seconds", "eval_tokens", "eval_seconds"):
@@ -163,17 +173,25 @@ def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path)
     shutil.copytree(done.folder / "out", tmp_path / "out")
     (tmp_path / "out" / "train" / "small" / "dapo-seed1.json").unlink()
     words = [str(done.folder / "small.toml"), "--out", str(tmp_path / "out"), "--plan"]
-    result = CliRunner().invoke(train.app, [*words, "--runs", str(tmp_path / "none")], catch_exceptions=False)
-    assert result.exit_code == 0 and result.output.count("done") == 3 and "dapo-seed1" in result.output
+    result = CliRunner().invoke(
+        train.app, [*words, "--runs", str(tmp_path / "none")], catch_exceptions=False
+    )
+    assert (
+        result.exit_code == 0 and result.output.count("done") == 3 and "dapo-seed1" in result.output
+    )
     places = Places(plan=done.plan, runs=tmp_path / "none", out=tmp_path / "out")
     states = {line.cell.name: (line.state, line.seconds) for line in planned(places)}
     took = read_outcome(done.results / "dapo-seed0.json")["wall_s"]
     assert states["dapo-seed1"] == ("to do", took), "as long as its arm took before"
     assert states["uniform-seed0"][0] == "done"
     (tmp_path / "out" / "train" / "small" / "dapo-seed0.json").unlink()
-    longest = max(read_outcome(done.results / f"uniform-seed{seed}.json")["wall_s"] for seed in (0, 1))
+    longest = max(
+        read_outcome(done.results / f"uniform-seed{seed}.json")["wall_s"] for seed in (0, 1)
+    )
     left = {line.cell.name: line.seconds for line in planned(places)}
-    assert left["dapo-seed0"] == pytest.approx(longest), "as long as another arm, whose cap is the same"
+    assert left["dapo-seed0"] == pytest.approx(longest), (
+        "as long as another arm, whose cap is the same"
+    )
 
 
 def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) -> None:
@@ -189,7 +207,9 @@ def unwritten(done: Done, folder: Path) -> tuple[MatrixCell, Places, CellWork, l
     plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
     lines: list[str] = []
-    work = CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about=circumstances())
+    work = CellWork(
+        places=places, start=done.start, beside=1, on_progress=lines.append, about=circumstances()
+    )
     return plan.cells[0], places, work, lines
 
 
@@ -197,9 +217,15 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
     """The command that began it was killed after the run had ended, and before its JSON was written."""
     cell, places, work, lines = unwritten(done, tmp_path)
     places.goes(cell).write_text("[[true, 300.0]]")
-    assert work.run(seconds=10.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
+    assert (
+        work.run(seconds=10.0) == 0
+        and len(lines) == 1
+        and lines[0].startswith("dapo-seed0: 4 updates")
+    )
     found = read_outcome(places.result(cell))
-    assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), "it had made all 4"
+    assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), (
+        "it had made all 4"
+    )
     places.result(cell).unlink()
     metrics = places.run(cell) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
@@ -208,7 +234,9 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
     shutil.rmtree(places.run(cell))
     places.result(cell).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
-        CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={}).run(seconds=10.0)
+        CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={}).run(
+            seconds=10.0
+        )
 
 
 def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(
@@ -232,16 +260,26 @@ def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
     cell, places, work, lines = unwritten(done, tmp_path)
     metrics = places.run(cell) / "metrics.jsonl"
     *rows, last = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*rows, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
-    assert work.run(seconds=600.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
+    metrics.write_text(
+        "\n".join([*rows, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n"
+    )
+    assert (
+        work.run(seconds=600.0) == 0
+        and len(lines) == 1
+        and lines[0].startswith("dapo-seed0: 4 updates")
+    )
     found = read_outcome(places.result(cell))
     assert found["ended_by"] == "collapse"
 
 
 def test_other_settings_and_another_start_are_refused(done: Done) -> None:
     path = done.folder / "small.toml"
-    places = Places(plan=read_plan(path, ["learn.lr=0.5"]), runs=done.folder / "runs", out=done.folder / "out")
-    with pytest.raises(WhetError, match=r"was run with other settings \(learn.lr = 0.003 there and 0.5"):
+    places = Places(
+        plan=read_plan(path, ["learn.lr=0.5"]), runs=done.folder / "runs", out=done.folder / "out"
+    )
+    with pytest.raises(
+        WhetError, match=r"was run with other settings \(learn.lr = 0.003 there and 0.5"
+    ):
         planned(places)
     places.out = done.folder / "elsewhere"
     with pytest.raises(WhetError, match=r"runs/uniform-seed0 was run with other settings"):
@@ -254,7 +292,10 @@ def test_other_settings_and_another_start_are_refused(done: Done) -> None:
 
 def test_a_process_is_asked_to_stop_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: {}); print('ready', flush=True); "
-    for reaction, then, ended in (("sys.exit(7)", "signal.pause()", 7), ("None", "[signal.pause() for _ in 'ab']", -9)):
+    for reaction, then, ended in (
+        ("sys.exit(7)", "signal.pause()", 7),
+        ("None", "[signal.pause() for _ in 'ab']", -9),
+    ):
         command = [sys.executable, "-c", begin.format(reaction) + then]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
@@ -264,7 +305,9 @@ def test_a_process_is_asked_to_stop_when_its_time_is_up(monkeypatch: pytest.Monk
     assert not train.wait_for(quick, 60.0) and quick.returncode == 0
 
 
-def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_started_adapter_is_stored_and_merged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     model(tmp_path / "model")
     path = write_matrix(
@@ -283,17 +326,23 @@ def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkey
     start = make_start(plan, tmp_path / "runs", lines.append)
     assert len(lines) == 2 and "Warm start" in lines[0] and "Merging" in lines[1]
     stored = json.loads((tmp_path / "stored" / "adapter_config.json").read_text())
-    assert stored["r"] == 2 and stored["base_model_name_or_path"] == "model", "no path of this machine"
+    assert stored["r"] == 2 and stored["base_model_name_or_path"] == "model", (
+        "no path of this machine"
+    )
     assert hash_weights(start.folder) == start.hashes["weights"] != hash_weights(tmp_path / "model")
     settings = cell_settings(plan.cells[0], start)
     assert settings.model == config.Model(name=str(start.folder), hidden=16, layers=1, heads=2)
     assert not settings.warm_start
-    again = make_start(read_plan(path), tmp_path / "other", lines.append)  # another machine, which has the adapter
+    # another machine, which has the adapter
+    again = make_start(read_plan(path), tmp_path / "other", lines.append)
     assert again.hashes == start.hashes and len(lines) == 3 and "Merging" in lines[2]
 
 
 def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
-    problems = [{"prompt": f"{i} + {i} =", "answer": str(2 * i), "solution": f"It is {2 * i}."} for i in range(20)]
+    problems = [
+        {"prompt": f"{i} + {i} =", "answer": str(2 * i), "solution": f"It is {2 * i}."}
+        for i in range(20)
+    ]
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     tree = f'[[data]]\npath = "{tmp_path}/all.jsonl"\n[[eval]]\npath = "{tmp_path}/test.jsonl"\n'
     (tmp_path / "test.jsonl").write_text(json.dumps(problems[3]) + "\n")
@@ -302,11 +351,17 @@ def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(text)
     plan = read_plan(tmp_path / "small.toml")
     assert plan.matrix.pool is not None and plan.matrix.pool.unseen
-    pool, rest = make_pool(plan.cells[0].settings, plan.matrix.pool, tmp_path / "runs"), tmp_path / "runs/rest.jsonl"
+    pool, rest = (
+        make_pool(plan.cells[0].settings, plan.matrix.pool, tmp_path / "runs"),
+        tmp_path / "runs/rest.jsonl",
+    )
     write_problems(parse_config(plan.base), rest, [str(pool)])
     settings = on_problems(plan.base, parse_config(plan.base), rest)
     assert settings.data[0].path == str(rest) and settings.warm_start[0].steps == 2
-    asked, taught = ([json.loads(line)["prompt"] for line in path.read_text().splitlines()] for path in (pool, rest))
+    asked, taught = (
+        [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+        for path in (pool, rest)
+    )
     assert len(asked) == 6 and len(taught) == 13, "one of the 20 is the test's"
     assert not {*asked} & {*taught} and "3 + 3 =" not in {*asked, *taught}
 

@@ -51,7 +51,9 @@ MERGES = [
 ]
 
 
-def write_tokenizer(writer: Any, pre: str, special: tuple[str, ...], ids: dict[str, int], template: str) -> int:
+def write_tokenizer(
+    writer: Any, pre: str, special: tuple[str, ...], ids: dict[str, int], template: str
+) -> int:
     """Special tokens come first, fillings last; returns the number of all."""
     tokens = [*special, OWN, *byte_letters(), *("".join(pair) for pair in MERGES)]
     filling = [f"[PAD{i}]" for i in range(-len(tokens) % 32)]

@@ -16,8 +16,14 @@ from page_runs import HOSTILE, WAIT_MS, write_run
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="make test-page installs Playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="make test-page installs Playwright"
+    )
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if path is None:
         pytest.skip("There is no Chromium here; on Debian it is the package chromium.")
     with sync_api.sync_playwright() as playwright:
@@ -33,7 +39,9 @@ def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
 
         def open_page(address: str, **options: Any) -> Any:
-            context = chromium.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+            context = chromium.new_context(
+                **({"viewport": {"width": 1280, "height": 900}} | options)
+            )
             stack.callback(context.close)
             context.set_default_timeout(WAIT_MS)
             own = address.rpartition("/")[0] + "/"
@@ -47,7 +55,12 @@ def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
 
             context.route("**/*", route)
             page = context.new_page()
-            page.on("console", lambda m: wrong.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
+            page.on(
+                "console",
+                lambda m: (
+                    wrong.append(f"console: {m.text}") if m.type in ("error", "warning") else None
+                ),
+            )
             page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
             page.goto(address)
             return page
@@ -63,7 +76,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "full": [write_run(root / "full")],
         "hostile": [write_run(root / "hostile", steps=6, groups=9, texts=HOSTILE)],
-        "arms": [write_run(root / f"{arm}-s{s}", pace=pace, seed=s) for arm, pace in paces.items() for s in range(2)],
+        "arms": [
+            write_run(root / f"{arm}-s{s}", pace=pace, seed=s)
+            for arm, pace in paces.items()
+            for s in range(2)
+        ],
     }
 
 
@@ -75,7 +92,9 @@ def files(folders: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("pages")
     for name, runs in folders.items():
         write_page(
-            root / f"{name}.html", runs, title=f"The {name} </title><script>document.title='owned'</script> page"
+            root / f"{name}.html",
+            runs,
+            title=f"The {name} </title><script>document.title='owned'</script> page",
         )
     return {name: (root / f"{name}.html").as_uri() for name in folders}
 

@@ -21,8 +21,24 @@ from whet.run import LOCK
 
 Visit = Callable[..., Any]
 EXPECTED = {
-    *("accuracy", "levels-held_out", "reward/mean", "curriculum/signal_share", "learn/entropy", "length", "any"),
-    *("length/truncated", "learn/grad_norm", "learn/kl", "learn/mismatch", "flow", "pass_rates", "posterior"),
+    *(
+        "accuracy",
+        "levels-held_out",
+        "reward/mean",
+        "curriculum/signal_share",
+        "learn/entropy",
+        "length",
+        "any",
+    ),
+    *(
+        "length/truncated",
+        "learn/grad_norm",
+        "learn/kl",
+        "learn/mismatch",
+        "flow",
+        "pass_rates",
+        "posterior",
+    ),
     *(
         "allocation",
         "scores",
@@ -86,10 +102,27 @@ def test_a_real_run_opens_from_a_file_and_from_the_server(
     visit: Visit, serve: Callable[..., str], tmp_path: Path
 ) -> None:
     sets = [
-        word for entry in (*SMALL, "warm_start.0.steps=2", 'curriculum.starvation="relax"') for word in ("--set", entry)
+        word
+        for entry in (*SMALL, "warm_start.0.steps=2", 'curriculum.starvation="relax"')
+        for word in ("--set", entry)
     ]
-    command = [sys.executable, "-m", "whet", "train", "chain", "--out", str(tmp_path / "run"), *sets]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600)
+    command = [
+        sys.executable,
+        "-m",
+        "whet",
+        "train",
+        "chain",
+        "--out",
+        str(tmp_path / "run"),
+        *sets,
+    ]
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
     for address in ((tmp_path / "run" / "report.html").as_uri(), serve([tmp_path / "run"])):
         page = visit(address)
         page.locator("#verdict").wait_for()
@@ -106,10 +139,17 @@ def test_the_axis_is_switched_by_keyboard(visit: Visit, files: dict[str, str]) -
     page.locator("[name=axis]").first.focus()
     for words in ("tokens generated", "time of training"):
         page.keyboard.press("ArrowRight")
-        wait_for(page, f"document.querySelector('[data-chart=accuracy] .axis').textContent === {words!r}")
+        wait_for(
+            page, f"document.querySelector('[data-chart=accuracy] .axis').textContent === {words!r}"
+        )
     chart(page, "accuracy").focus()
     page.keyboard.press("End")
-    assert page.locator("figure", has=chart(page, "accuracy")).locator("figcaption output").inner_text() == "84\xa0s"
+    assert (
+        page.locator("figure", has=chart(page, "accuracy"))
+        .locator("figcaption output")
+        .inner_text()
+        == "84\xa0s"
+    )
 
 
 def test_lines_can_be_hidden_and_smoothing_turned_off(visit: Visit, files: dict[str, str]) -> None:
@@ -137,14 +177,19 @@ def test_the_slider_moves_all_pictures(visit: Visit, files: dict[str, str]) -> N
     page.keyboard.press("Home")
     assert texts(page, ".steps output") == ["step 1"] * 3
     assert slider.get_attribute("aria-valuetext") == "step 1"
-    assert chart(page, "pass_rates").evaluate("box => box.querySelector('canvas').toDataURL()") != newest
+    assert (
+        chart(page, "pass_rates").evaluate("box => box.querySelector('canvas').toDataURL()")
+        != newest
+    )
     page.keyboard.press("ArrowRight")
     assert texts(page, ".steps output") == ["step 2"] * 3
     page.keyboard.press("End")
     assert texts(page, ".steps output")[0] == "step 40, the newest"
 
 
-@pytest.mark.parametrize("options", [{}, {"viewport": {"width": 390, "height": 844}}], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    "options", [{}, {"viewport": {"width": 390, "height": 844}}], ids=["desktop", "phone"]
+)
 @pytest.mark.parametrize("name", ["full", "arms"])
 def test_the_first_screen_is_one_sentence_and_the_accuracy(
     visit: Visit, files: dict[str, str], name: str, options: dict[str, Any]
@@ -164,13 +209,21 @@ def test_the_first_screen_is_one_sentence_and_the_accuracy(
     assert any("two evaluations in a row" in note for note in texts(page, "#compare .note"))
 
 
-def test_only_sure_gains_have_a_colour_and_no_card_stands_alone(visit: Visit, files: dict[str, str]) -> None:
+def test_only_sure_gains_have_a_colour_and_no_card_stands_alone(
+    visit: Visit, files: dict[str, str]
+) -> None:
     page = visit(files["arms"])
     drawn(page)
     data = json.loads(page.locator("#data").text_content())
-    cells = [cell for each in data["compare"]["tables"][1:3] for row in each["rows"] for cell in row[1:]]
+    cells = [
+        cell for each in data["compare"]["tables"][1:3] for row in each["rows"] for cell in row[1:]
+    ]
     page.locator("#compare summary").first.click()
-    assert texts(page, "#compare td small.right") == [cell["ratio"] for cell in cells if cell["better"] > 0] != []
+    assert (
+        texts(page, "#compare td small.right")
+        == [cell["ratio"] for cell in cells if cell["better"] > 0]
+        != []
+    )
     widths = page.evaluate(
         """() => [...document.querySelectorAll(".grid")].filter(grid => grid.offsetWidth).map(grid => {
             const rows = {};
@@ -184,14 +237,20 @@ def test_only_sure_gains_have_a_colour_and_no_card_stands_alone(visit: Visit, fi
 
 @pytest.mark.parametrize("way", ["file", "server"])
 def test_texts_begin_with_one_rollout_of_each_prompt(
-    visit: Visit, files: dict[str, str], folders: dict[str, Any], serve: Callable[..., str], way: str
+    visit: Visit,
+    files: dict[str, str],
+    folders: dict[str, Any],
+    serve: Callable[..., str],
+    way: str,
 ) -> None:
     page = visit(files["full"] if way == "file" else serve(folders["full"]))
     page.locator("#rollouts").scroll_into_view_if_needed()
     rows = page.locator(".list button.row")
     rows.first.wait_for()
     newest = [row for row in rows.all_inner_texts() if "step 40 " in row]
-    assert len(newest) == 6 == len({row.split("step")[0] for row in newest}), "six prompts, each once"
+    assert len(newest) == 6 == len({row.split("step")[0] for row in newest}), (
+        "six prompts, each once"
+    )
     page.locator("[name=each]").uncheck()
     found = "[...document.querySelectorAll('.list button.row')].filter(r => r.innerText.includes('step 40 ')).length"
     wait_for(page, f"{found} === 24")
@@ -199,7 +258,11 @@ def test_texts_begin_with_one_rollout_of_each_prompt(
 
 @pytest.mark.parametrize("way", ["file", "server"])
 def test_rollouts_are_filtered_and_searched(
-    visit: Visit, files: dict[str, str], folders: dict[str, Any], serve: Callable[..., str], way: str
+    visit: Visit,
+    files: dict[str, str],
+    folders: dict[str, Any],
+    serve: Callable[..., str],
+    way: str,
 ) -> None:
     page = visit(files["full"] if way == "file" else serve(folders["full"]))
     page.locator("#rollouts").scroll_into_view_if_needed()
@@ -208,7 +271,10 @@ def test_rollouts_are_filtered_and_searched(
     form = page.locator("form.filters")
 
     def settled(condition: str) -> None:
-        wait_for(page, f"(() => {{ const rows = [...document.querySelectorAll('.list button.row')]; {condition} }})()")
+        wait_for(
+            page,
+            f"(() => {{ const rows = [...document.querySelectorAll('.list button.row')]; {condition} }})()",
+        )
 
     form.locator("[name=step]").select_option("7")
     settled("return rows.length && rows.every(row => row.innerText.includes('step 7 '))")
@@ -236,7 +302,9 @@ def test_rollouts_are_filtered_and_searched(
     settled("return rows.length > 50")
 
 
-def test_rollouts_are_walked_by_keyboard_and_read_token_by_token(visit: Visit, files: dict[str, str]) -> None:
+def test_rollouts_are_walked_by_keyboard_and_read_token_by_token(
+    visit: Visit, files: dict[str, str]
+) -> None:
     page = visit(files["full"])
     page.locator("#rollouts").scroll_into_view_if_needed()
     rows = page.locator(".list button.row")
@@ -256,13 +324,19 @@ def test_rollouts_are_walked_by_keyboard_and_read_token_by_token(visit: Visit, f
     wait_for(page, "document.querySelectorAll('.beside .rollout').length === 4")
     page.locator("[data-mode=prompt]").click()
     wait_for(page, "document.querySelectorAll('.beside .rollout').length > 4")
-    steps = [int(text.split("step ")[1].split()[0]) for text in texts(page, ".beside .rollout header")]
+    steps = [
+        int(text.split("step ")[1].split()[0]) for text in texts(page, ".beside .rollout header")
+    ]
     assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize("way", ["file", "server"])
 def test_hostile_text_is_shown_as_text(
-    visit: Visit, files: dict[str, str], folders: dict[str, Any], serve: Callable[..., str], way: str
+    visit: Visit,
+    files: dict[str, str],
+    folders: dict[str, Any],
+    serve: Callable[..., str],
+    way: str,
 ) -> None:
     page = visit(files["hostile"] if way == "file" else serve(folders["hostile"]))
     page.locator("#rollouts").scroll_into_view_if_needed()
@@ -274,7 +348,13 @@ def test_hostile_text_is_shown_as_text(
         page.locator("[data-mode=group]").click()
         page.locator(".beside .rollout").first.wait_for()
         shown += page.locator(".detail").inner_text()
-    for text in (*HOSTILE[:4], "⟨U+202E⟩right to left", "⟨U+D800⟩", "⟨U+001B⟩[31mred", "⟨U+2028⟩separator"):
+    for text in (
+        *HOSTILE[:4],
+        "⟨U+202E⟩right to left",
+        "⟨U+D800⟩",
+        "⟨U+001B⟩[31mred",
+        "⟨U+2028⟩separator",
+    ):
         assert text in shown
     assert page.evaluate("document.title") != "owned"
     assert page.locator("main img, main script, main iframe, main a[href^=javascript]").count() == 0
@@ -298,19 +378,26 @@ def test_menus_follow_the_run_and_a_prompt_is_found_by_its_name(
     visit: Visit, serve: Callable[..., str], tmp_path: Path
 ) -> None:
     early, late = (write_run(tmp_path / name, steps=3) for name in ("early", "late"))
-    for path in (late / "rollouts").iterdir():  # as many steps as the other run has, but not the same ones
+    # as many steps as the other run has, but not the same ones
+    for path in (late / "rollouts").iterdir():
         path.rename(path.with_name(path.name.replace("step_0000000", "step_0000001")))
     page = visit(serve([early, late]))
     page.locator("#rollouts").scroll_into_view_if_needed()
     page.locator(".list button.row").first.wait_for()
     page.locator("#run").select_option("1")
-    wait_for(page, "[...document.querySelectorAll('[name=step] option')].map(o => o.value).join() === ',11,12,13'")
-    for name in ("q", "prompt"):  # of prompts sum-0 to sum-5, each in three steps with four rollouts
+    wait_for(
+        page,
+        "[...document.querySelectorAll('[name=step] option')].map(o => o.value).join() === ',11,12,13'",
+    )
+    # of prompts sum-0 to sum-5, each in three steps with four rollouts
+    for name in ("q", "prompt"):
         page.locator(f"[name={name}]").fill("um-2")
         wait_for(page, "document.querySelectorAll('.list button.row').length === 12")
 
 
-def test_values_of_a_live_run_arrive_and_filters_stay(visit: Visit, serve: Callable[..., str], tmp_path: Path) -> None:
+def test_values_of_a_live_run_arrive_and_filters_stay(
+    visit: Visit, serve: Callable[..., str], tmp_path: Path
+) -> None:
     run, rng = write_run(tmp_path / "run", steps=40, until=6), random.Random(5)
     with (run / LOCK).open("w") as lock:  # as a process does that trains
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -332,14 +419,18 @@ def test_values_of_a_live_run_arrive_and_filters_stay(visit: Visit, serve: Calla
             page,
             "[...document.querySelectorAll('.facts div')].some(d => d.innerText.replace(/\\s+/g, ' ') === 'steps 7')",
         )
-        wait_for(page, "[...document.querySelectorAll('[name=step] option')].some(o => o.value === '7')")
+        wait_for(
+            page, "[...document.querySelectorAll('[name=step] option')].some(o => o.value === '7')"
+        )
         assert page.locator("[name=q]").input_value() == "plus"
         assert page.locator("[name=verdict]").input_value() == "wrong"
         assert page.locator("[name=axis]").nth(1).is_checked()
         assert texts(page, ".steps output")[0] == "step 7, the newest"
 
 
-@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(
+    "options", [{}, {"color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"]
+)
 @pytest.mark.parametrize("name", ["full", "arms"])
 def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     visit: Visit, files: dict[str, str], name: str, options: dict[str, Any]
@@ -353,7 +444,9 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     page.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
     found = page.evaluate("axe.run()")["violations"]
     serious = [v for v in found if v["impact"] in ("serious", "critical")]
-    assert not [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in serious]
+    assert not [
+        (v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in serious
+    ]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
@@ -391,7 +484,9 @@ def test_without_javascript_the_numbers_are_there(visit: Visit, files: dict[str,
 
 
 @pytest.mark.slow
-def test_a_thousand_steps_and_100_000_rollouts(visit: Visit, serve: Callable[..., str], tmp_path: Path) -> None:
+def test_a_thousand_steps_and_100_000_rollouts(
+    visit: Visit, serve: Callable[..., str], tmp_path: Path
+) -> None:
     from whet.report.page import write_page
 
     run = write_run(tmp_path / "run", steps=1_000, groups=25)

@@ -27,7 +27,8 @@ from whet.cluster.crew import Crew, Hand
 from whet.run import read_metrics
 
 CPU = ("model.device=cpu", "model.dtype=float64", "judge.workers=1")
-COUNTED = ("steps", "batch_mean", "prefill_tokens", "preempted", "occupied")  # by how rollouts share a forward
+# by how rollouts share a forward
+COUNTED = ("steps", "batch_mean", "prefill_tokens", "preempted", "occupied")
 
 
 class Pool:
@@ -71,7 +72,13 @@ class Forked:
     what it does with a `subprocess.Popen`."""
 
     def __init__(
-        self, args: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int], stdout: Any, **_: Any
+        self,
+        args: Sequence[str],
+        *,
+        env: dict[str, str],
+        pass_fds: Sequence[int],
+        stdout: Any,
+        **_: Any,
     ) -> None:
         assert args[0] == sys.executable
         self.returncode: int | None = None
@@ -94,7 +101,8 @@ class Forked:
             finally:
                 os._exit(code)
         os.close(begun)
-        os.read(ready, 1)  # its session is its own from here on, so that it can be killed with what it starts
+        # its session is its own from here on, so that it can be killed with what it starts
+        os.read(ready, 1)
         os.close(ready)
 
     @staticmethod
@@ -138,7 +146,9 @@ class Forked:
 
 def fork_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crews of this process fork their members from now on."""
-    stand_in = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    stand_in = SimpleNamespace(
+        Popen=Forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+    )
     monkeypatch.setattr(crew, "subprocess", stand_in)
 
 
@@ -147,9 +157,16 @@ def pooled(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool.patch(monkeypatch)
 
 
-def run(folder: Path, *sets: str, gpus: int = 1, resume: bool = False, silent: Silent | None = None) -> Silent:
+def run(
+    folder: Path, *sets: str, gpus: int = 1, resume: bool = False, silent: Silent | None = None
+) -> Silent:
     silent = silent or Silent()
-    given: dict[str, Any] = {"watcher": silent, "reward": even_digits, "resume": resume, "gpus": gpus}
+    given: dict[str, Any] = {
+        "watcher": silent,
+        "reward": even_digits,
+        "resume": resume,
+        "gpus": gpus,
+    }
     api.run_recipe(small_config(*CPU, *sets), folder, **given)
     return silent
 
@@ -158,7 +175,9 @@ def comparable(folder: Path) -> list[dict[str, Any]]:
     def shared(name: str) -> bool:  # how drafts are chosen is a matter of the clock
         return not name.startswith("draft/") and name.removeprefix("rollout/") not in COUNTED
 
-    return [{name: row[name] for name in row if shared(name)} for row in timeless(read_metrics(folder))]
+    return [
+        {name: row[name] for name in row if shared(name)} for row in timeless(read_metrics(folder))
+    ]
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
@@ -171,9 +190,12 @@ def weights_of(folder: Path) -> dict[str, np.ndarray]:
 
 def written(folder: Path) -> dict[str, list[Any]]:
     files = sorted((folder / "rollouts").iterdir())
-    rows = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+    rows = {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files
+    }
     for row in (row for found in rows.values() for row in found):
-        for name in ("drafted", "accepted", "log_probs", "entropies"):  # how they came, and rounded numbers
+        # how they came, and rounded numbers
+        for name in ("drafted", "accepted", "log_probs", "entropies"):
             row.pop(name, None)
     return rows
 
@@ -186,7 +208,9 @@ def assert_like(one: Path, other: Path, close: float = 1e-8, counters: bool = Tr
         assert row.keys() == same.keys()
         for name in row:
             if counters or not name.startswith(("rollout/", "judge/")):
-                np.testing.assert_allclose(same[name], row[name], rtol=close, atol=close, err_msg=name)
+                np.testing.assert_allclose(
+                    same[name], row[name], rtol=close, atol=close, err_msg=name
+                )
     assert written(one) == written(other), "tokens, exactly"
     weights = weights_of(other)
     for name, tensor in weights_of(one).items():

@@ -15,7 +15,9 @@ import pytest
 from fleet_run import run
 
 MARKS = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-ray"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-ray"
+    ),
     pytest.mark.filterwarnings("ignore:larger groups weigh more"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -85,7 +87,9 @@ def elsewhere(base: Any) -> Any:
 class Reaper:
     """Sends a signal to a worker a little after chosen questions of the driver to its workers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, signal.Signals]]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, signal.Signals]]
+    ) -> None:
         from whet.cluster.workers import Workers
 
         self.asked, self.struck = 0, 0

@@ -30,7 +30,14 @@ from whet.learn.learner import Learner, Passes, warm_start
 from whet.learn.optimizer import part_of
 from whet.model.lora import add_lora
 
-MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1], [0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]
+MIXED = [
+    [1.0, 0.0, 0.0],
+    [1.0, 1.0],
+    [0.0, 1.0, None, 0.3, 1.0],
+    [0.1, 0.1, 0.1],
+    [0.0, 1.0],
+    [1.0, 0.0, 0.0, 0.0],
+]
 ESTIMATORS = ("reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo")
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"estimator": name} for name in ESTIMATORS},
@@ -50,8 +57,13 @@ def taught(team: Team | None = None) -> dict[str, Any]:
     model, losses = exact_model(), list[float]()
     pairs = [(encode(f"p{i}"), [(3 * i + j) % 17 + 2 for j in range(3 + i % 4)]) for i in range(13)]
     given: dict[str, Any] = {"on_step": lambda step, loss: losses.append(loss), "team": team}
-    warm_start(model, [pairs[:6], pairs[6:12], pairs[12:]], steps=3, lr=0.01, pack_tokens=40, **given)
-    return {"losses": losses, "weights": {name: p.flatten().tolist() for name, p in model.named_parameters()}}
+    warm_start(
+        model, [pairs[:6], pairs[6:12], pairs[12:]], steps=3, lr=0.01, pack_tokens=40, **given
+    )
+    return {
+        "losses": losses,
+        "weights": {name: p.flatten().tolist() for name, p in model.named_parameters()},
+    }
 
 
 def trained(case: str, team: Team | None = None, full: bool = False) -> dict[str, Any]:
@@ -71,16 +83,37 @@ def trained(case: str, team: Team | None = None, full: bool = False) -> dict[str
         batch = make_batch([[1.0, 0.0, 0.0]] if case == "one group" else MIXED, seed=seed)
         if case == "not finite" and seed == 1:
             bad = batch.groups[-1]  # whose rank alone sees it
-            traces = [dataclasses.replace(r.trace, log_probs=r.trace.log_probs * math.nan) for r in bad.rollouts]
-            rollouts = tuple(dataclasses.replace(r, trace=t) for r, t in zip(bad.rollouts, traces, strict=True))
-            batch = dataclasses.replace(batch, groups=(*batch.groups[:-1], dataclasses.replace(bad, rollouts=rollouts)))
+            traces = [
+                dataclasses.replace(r.trace, log_probs=r.trace.log_probs * math.nan)
+                for r in bad.rollouts
+            ]
+            rollouts = tuple(
+                dataclasses.replace(r, trace=t) for r, t in zip(bad.rollouts, traces, strict=True)
+            )
+            batch = dataclasses.replace(
+                batch, groups=(*batch.groups[:-1], dataclasses.replace(bad, rollouts=rollouts))
+            )
         report = learner.step(batch, seed / 3, frozenset({"score"}))
         metrics.append(report.metrics)
-        signals.append(sorted((key, float(one["score"].sum())) for key, one in report.signals.items()))
-    weights = {name: p.detach().double().flatten().tolist() for name, p in model.named_parameters() if p.requires_grad}
-    found = {"metrics": metrics, "signals": signals, "weights": weights, "state": learner.state_dict()}
+        signals.append(
+            sorted((key, float(one["score"].sum())) for key, one in report.signals.items())
+        )
+    weights = {
+        name: p.detach().double().flatten().tolist()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    found = {
+        "metrics": metrics,
+        "signals": signals,
+        "weights": weights,
+        "state": learner.state_dict(),
+    }
     if full:
-        own = {"masters": learner.optimizer.masters.values(), "moments": learner.optimizer.moment_tensors().values()}
+        own = {
+            "masters": learner.optimizer.masters.values(),
+            "moments": learner.optimizer.moment_tensors().values(),
+        }
         held = {kind: [part_of(t, t) for t in tensors if t.ndim] for kind, tensors in own.items()}
         found["held"] = {kind: sum(t.numel() for t in parts) for kind, parts in held.items()}
         found["types"] = sorted({str(t.dtype) for parts in held.values() for t in parts})
@@ -131,13 +164,21 @@ class Frail(FastPasses):
 def gives_up(team: Team | None = None) -> list[list[Any]]:
     """After each update how passes run, the tokens of a pack, the full memories, and the loss. In the second update the
     last rank's compiler fails, in the third and fourth its memory is full."""
-    learner = Learner(exact_model(), Learn(lr=0.01, warmup=0, pack_tokens=400), encode=encode, passes=Frail, team=team)
+    learner = Learner(
+        exact_model(),
+        Learn(lr=0.01, warmup=0, pack_tokens=400),
+        encode=encode,
+        passes=Frail,
+        team=team,
+    )
     passes, found = learner.passes, []
     assert isinstance(passes, Frail)
     for seed, failure in enumerate(
         (None, TorchDynamoException("no"), torch.OutOfMemoryError(), torch.OutOfMemoryError())
     ):
-        passes.fails = [failure] if failure is not None and learner.team.rank == learner.team.size - 1 else []
+        passes.fails = (
+            [failure] if failure is not None and learner.team.rank == learner.team.size - 1 else []
+        )
         loss = learner.step(make_batch(MIXED, seed=seed)).metrics["learn/loss"]
         assert not passes.fails
         found.append([*passes.standing(), learner.pack_tokens, learner.ooms, loss])
@@ -148,7 +189,9 @@ if __name__ == "__main__":
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20))
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20)
+    )
     full = sys.argv[4:] == ["full"]
     found: dict[str, Any] = {case: trained(case, None if full else Ranks(), full) for case in CASES}
     if not full:

@@ -52,7 +52,9 @@ def test_what_was_sent_before_the_end_is_received(pair: tuple[Channel, Channel])
     assert not other.pending
 
 
-def test_without_news_nothing_is_waited_for_longer_than_asked(pair: tuple[Channel, Channel]) -> None:
+def test_without_news_nothing_is_waited_for_longer_than_asked(
+    pair: tuple[Channel, Channel],
+) -> None:
     one, other = pair
     attend([one, other], 0.0)
     assert one.take() is None and not one.closed
@@ -75,7 +77,9 @@ def test_what_cannot_be_reached_does_not_keep_others_waiting(
     attend([away, other, away], 60)
     assert other.take() == "here"
     pauses: list[float] = []
-    monkeypatch.setattr("selectors.DefaultSelector.select", lambda selector, pause: pauses.append(pause) or [])
+    monkeypatch.setattr(
+        "selectors.DefaultSelector.select", lambda selector, pause: pauses.append(pause) or []
+    )
     attend([away, away], 60)
     assert 0 < pauses[0] < 1, "none is there: looks are made often, but not without a pause"
     away.close()

@@ -98,11 +98,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("when", "started"),
     [
         pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run", marks=pytest.mark.slow),
-        pytest.param({6: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
+        pytest.param(
+            {6: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_process_that_is_killed_changes_no_number(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, float]], started: int
+    tmp_path: Path,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: dict[int, tuple[int, float]],
+    started: int,
 ) -> None:
     kills = len(when)
     if kills == 1:  # the other case starts its processes as a run does
@@ -111,13 +117,18 @@ def test_a_process_that_is_killed_changes_no_number(
     silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
     reaper.finish()
     assert len(reaper.names) == kills and len(reaper.pids) == started
-    assert sum("killed by signal 9; it is started again" in message for message in silent.messages) == kills
+    assert (
+        sum("killed by signal 9; it is started again" in message for message in silent.messages)
+        == kills
+    )
     assert_like(whole, tmp_path / "run", counters=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("sets", [(), ("learn.updates=2", "learn.kl_coef=0.1")], ids=["one update", "two updates"])
+@pytest.mark.parametrize(
+    "sets", [(), ("learn.updates=2", "learn.kl_coef=0.1")], ids=["one update", "two updates"]
+)
 def test_kills_at_random_instants_change_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, sets: tuple[str, ...]
 ) -> None:
@@ -135,7 +146,9 @@ def test_kills_at_random_instants_change_no_number(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sets", [(), ("learn.shard=optimizer",)], ids=["both die", "one dies with its share"])
+@pytest.mark.parametrize(
+    "sets", [(), ("learn.shard=optimizer",)], ids=["both die", "one dies with its share"]
+)
 def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
 ) -> None:
@@ -150,7 +163,9 @@ def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
     reaper = Sudden(monkeypatch, {})
     silent = run(tmp_path / "run", *SETS, *WARM, *sets, gpus=2)
     reaper.finish()
-    assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
+    assert any(
+        message.endswith("The run goes on from its last checkpoint.") for message in silent.messages
+    )
     assert len(reaper.pids) >= 4, "one death may be seen before the other"
     assert_like(whole, tmp_path / "run", counters=False)
 
@@ -198,7 +213,11 @@ def test_the_folder_of_a_run_that_was_killed_is_removed_by_the_next(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = "import time; from whet.cluster.scratch import scratch_folder\n"
     code += "print(scratch_folder()[0], flush=True); time.sleep(9e6)"
-    given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
+    given: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": {**os.environ, "TMPDIR": str(tmp_path)},
+    }
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, **given) as killed, subprocess.Popen(command, **given) as alive:
         assert killed.stdout is not None and alive.stdout is not None
@@ -217,7 +236,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *args: str) -> tuple[i
     monkeypatch.setattr(sys, "argv", ["whet", "train", *args])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    return int(left.value.code or 0), " ".join(capsys.readouterr().err.rpartition("whet: ")[2].split())
+    return int(left.value.code or 0), " ".join(
+        capsys.readouterr().err.rpartition("whet: ")[2].split()
+    )
 
 
 def assert_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any, sentence: str, *args: str) -> None:
@@ -234,10 +255,15 @@ def go_astray(monkeypatch: pytest.MonkeyPatch, fault: str, mark: Path) -> Reaper
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("never starts", "Process 0 of 2 ended (1), and said: libfabric is missing while it started"),
+        (
+            "never starts",
+            "Process 0 of 2 ended (1), and said: libfabric is missing while it started",
+        ),
         ("other weights", "Process 1 of 2 holds other weights than process 0 after update 1."),
         pytest.param(
-            "other recipe", "Process 1 of 2 has another recipe than process 0 at the start.", marks=pytest.mark.slow
+            "other recipe",
+            "Process 1 of 2 has another recipe than process 0 at the start.",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "breaks",
@@ -260,7 +286,9 @@ def test_what_cannot_go_on_ends_in_a_sentence(
     elif fault != "never starts":
         fork_members(monkeypatch)
     monkeypatch.setattr(crew, "GRACE_S", 1.0)
-    assert_refused(monkeypatch, capsys, sentence, f"--out={tmp_path / 'run'}", "--gpus=2", *SMALLEST)
+    assert_refused(
+        monkeypatch, capsys, sentence, f"--out={tmp_path / 'run'}", "--gpus=2", *SMALLEST
+    )
     reaper.finish()
 
 
@@ -270,7 +298,10 @@ def test_what_cannot_go_on_ends_in_a_sentence(
     [
         ("none", ""),
         ("shares memory", "No space left on device (28); df -h /dev/shm shows whether it is full"),
-        ("maps memory", "was killed by signal 7, as happens where /dev/shm is full while it started"),
+        (
+            "maps memory",
+            "was killed by signal 7, as happens where /dev/shm is full while it started",
+        ),
     ],
 )
 def test_a_full_shared_memory(
@@ -317,14 +348,20 @@ def test_what_this_machine_or_recipe_cannot_have_is_refused(
 ) -> None:
     def refused(sentence: str, *sets: str) -> None:
         given = [f"--set={item}" for item in (*SMALL, *sets)]
-        assert_refused(monkeypatch, capsys, sentence, f"--out={tmp_path / 'run'}", "--gpus=3", *given)
+        assert_refused(
+            monkeypatch, capsys, sentence, f"--out={tmp_path / 'run'}", "--gpus=3", *given
+        )
         assert not (tmp_path / "run").exists()
 
     monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: "0.9.2")
     refused("cannot run here: vLLM 0.9.2 is installed, and whet runs with 0.24 to 0.32.", *VLLM)
     monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: "0.32.0")
     exact = ("rollout.mode=stream", "rollout.ordered=true")
-    refused("rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise", *VLLM, *exact)
+    refused(
+        "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise",
+        *VLLM,
+        *exact,
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused('--gpus 3, but torch sees no GPU; model.device = "cpu" divides the cores instead')
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -333,7 +370,9 @@ def test_what_this_machine_or_recipe_cannot_have_is_refused(
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_warm_start_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_the_warm_start_stops_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Interrupts(Silent):
         def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
             if step == 2:
@@ -346,7 +385,9 @@ def test_a_signal_in_the_warm_start_stops_all(tmp_path: Path, monkeypatch: pytes
     reaper.finish()
 
 
-def test_the_plan_of_several_processes_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_plan_of_several_processes_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     sets = [f"--set={item}" for item in (*SMALL, *CPU)]
     monkeypatch.setattr(sys, "argv", ["whet", "train", *sets, "--gpus", "2", "--dry-run"])
     with pytest.raises(SystemExit) as left:
@@ -374,19 +415,33 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes] | N
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
 )
 def test_a_signal_to_the_run_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(dump_config(load_config(sets=[*SMALL, *CPU, *REWARDS, "steps=100000"])))
-    command = [sys.executable, "-m", "whet", "train", str(recipe), "--out", str(folder), "--gpus", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "whet",
+        "train",
+        str(recipe),
+        "--out",
+        str(folder),
+        "--gpus",
+        "2",
+    ]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    busy = socket.create_server(("127.0.0.1", 0))  # the port that torch would meet at; processes meet in a file
+    # the port that torch would meet at; processes meet in a file
+    busy = socket.create_server(("127.0.0.1", 0))
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy.getsockname()[1])}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
-    wait_until(lambda: (folder / "metrics.jsonl").is_file() and len(read_metrics(folder)) > 2, process)
+    wait_until(
+        lambda: (folder / "metrics.jsonl").is_file() and len(read_metrics(folder)) > 2, process
+    )
     children = children_of(process.pid)
     assert len(children) == 3, "two processes and a judge"
     if number == signal.SIGINT:

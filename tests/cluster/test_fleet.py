@@ -20,7 +20,11 @@ WARM = ("warm_start.steps=3", "warm_start.batch=5")
 CASES = {
     "uniform, warm start": WARM,
     "speed": ("curriculum.name=speed", "curriculum.speed.n_init=2"),
-    "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
+    "minibatches, gradient scores": (
+        "learn.minibatches=2",
+        "curriculum.name=cures",
+        "curriculum.cures.sigma=gradient",
+    ),
     "lookup drafts": ("draft.drafters=['ngram']",),
     "small pool of pages": ("rollout.slots=3", "rollout.page=8", "rollout.pages=12"),
 }
@@ -46,7 +50,9 @@ QUICK = ("all at once", "adapters")
 
 
 @pytest.mark.usefixtures("pooled")
-@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in GRID])
+@pytest.mark.parametrize(
+    "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in GRID]
+)
 def test_ten_updates_are_those_of_one_process(tmp_path: Path, case: str) -> None:
     """Under barrier, with whole and with divided masters and moments: tokens exactly, all numbers to 1e-8."""
     sets = (*TEN, *GRID[case])
@@ -88,7 +94,10 @@ def test_divided_masters_are_whole_in_every_checkpoint(tmp_path: Path) -> None:
     run(folder, *sets, divided, gpus=2, resume=True, silent=Stop(3))
     run(folder, *sets, gpus=2, resume=True)
     assert_like(tmp_path / "whole", folder, close=0.0)
-    states = [sorted((run / "checkpoints").glob("step_*"))[-1] / "state" for run in (tmp_path / "whole", folder)]
+    states = [
+        sorted((run / "checkpoints").glob("step_*"))[-1] / "state"
+        for run in (tmp_path / "whole", folder)
+    ]
     for kind in ("masters", "optimizer"):
         mine, theirs = (load_file(state / f"{kind}.safetensors") for state in states)
         assert mine.keys() == theirs.keys() and mine
@@ -118,7 +127,16 @@ def test_a_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) 
 
 def accounted(row: dict[str, Any]) -> dict[str, int]:
     """Every group that was asked, by what became of it."""
-    places = ("trained", "ready", "open", "cut", "expired", "rejected_easy", "rejected_hard", "unjudged_groups")
+    places = (
+        "trained",
+        "ready",
+        "open",
+        "cut",
+        "expired",
+        "rejected_easy",
+        "rejected_hard",
+        "unjudged_groups",
+    )
     of = {name: int(row[f"curriculum/{name}"]) for name in places if f"curriculum/{name}" in row}
     assert row["curriculum/asked"] == sum(of.values()), row
     return of
@@ -129,7 +147,9 @@ def account(folder: Path, steps: int) -> None:
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == list(range(steps + 1))
     assert accounted(rows[-1])["trained"] == 3 * steps
-    judged = [row for name, found in written(folder).items() if name.startswith("step") for row in found]
+    judged = [
+        row for name, found in written(folder).items() if name.startswith("step") for row in found
+    ]
     keys = [(row["group_id"], row["index"]) for row in judged]
     assert len(set(keys)) == len(keys), "no rollout comes twice"
     assert rows[-1]["tokens_generated"] == sum(row["length"] for row in judged)
@@ -138,7 +158,14 @@ def account(folder: Path, steps: int) -> None:
 @pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_a_stream_accounts_for_every_prompt(tmp_path: Path, on_update: str) -> None:
-    run(tmp_path / "run", *STREAM, f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8", gpus=2)
+    run(
+        tmp_path / "run",
+        *STREAM,
+        f"rollout.on_update={on_update}",
+        "curriculum.max_age=2",
+        "steps=8",
+        gpus=2,
+    )
     account(tmp_path / "run", 8)
 
 
@@ -158,11 +185,24 @@ def test_a_stream_of_two_processes_learns_as_that_of_one(tmp_path: Path) -> None
     the seeds, and every group is accounted for."""
 
     def train(name: str, *sets: str, gpus: int = 1) -> list[float]:
-        small = ["model.device=cpu", "eval.0.limit=200", "save.every=100", "judge.timeout_s=120", "judge.workers=1"]
+        small = [
+            "model.device=cpu",
+            "eval.0.limit=200",
+            "save.every=100",
+            "judge.timeout_s=120",
+            "judge.workers=1",
+        ]
         run_recipe(
-            load_config(Path("recipes/chain.toml"), [*small, *sets]), tmp_path / name, watcher=Silent(), gpus=gpus
+            load_config(Path("recipes/chain.toml"), [*small, *sets]),
+            tmp_path / name,
+            watcher=Silent(),
+            gpus=gpus,
         )
-        return [row[key] for row in read_metrics(tmp_path / name) if (key := "eval/held_out/accuracy") in row]
+        return [
+            row[key]
+            for row in read_metrics(tmp_path / name)
+            if (key := "eval/held_out/accuracy") in row
+        ]
 
     (begin,) = train("base", "steps=0", "warm_start.0.steps=800")
     base = max((tmp_path / "base" / "checkpoints").glob("step_*"))
@@ -170,10 +210,13 @@ def test_a_stream_of_two_processes_learns_as_that_of_one(tmp_path: Path) -> None
     for gpus in (1, 2):
         sets = [f'model.name="{base}"', "warm_start=[]", "steps=4", f"rollout.slots={128 // gpus}"]
         sets += ["rollout.mode=stream", "rollout.on_update=recompute", "curriculum.max_age=1"]
-        learnt[gpus] = [train(f"{gpus}-{seed}", *sets, f"seed={seed}", gpus=gpus)[-1] for seed in range(3)]
+        learnt[gpus] = [
+            train(f"{gpus}-{seed}", *sets, f"seed={seed}", gpus=gpus)[-1] for seed in range(3)
+        ]
         for seed in range(3):
             accounted(read_metrics(tmp_path / f"{gpus}-{seed}")[-1])
     one, two = learnt[1], learnt[2]
-    noise = max(stdev(one), (fmean(one) * (1 - fmean(one)) / 200) ** 0.5)  # of seeds, of 200 prompts
+    # of seeds, of 200 prompts
+    noise = max(stdev(one), (fmean(one) * (1 - fmean(one)) / 200) ** 0.5)
     assert begin < 0.3 and abs(fmean(two) - fmean(one)) <= 3 * noise, (one, two)
     assert min(two) > 2 * begin

@@ -31,8 +31,16 @@ CASES = {
     "warm start": ("steps=10", *WARM),
     # Small packs: one process has more of them than the other, which then makes idle passes.
     "kl, two updates": ("steps=10", "learn.kl_coef=0.1", "learn.updates=2", "learn.pack_tokens=20"),
-    "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
-    "activations again": ("learn.checkpoint_activations=true", "learn.pack_tokens=40", "model.layers=3"),
+    "minibatches, gradient scores": (
+        "learn.minibatches=2",
+        "curriculum.name=cures",
+        "curriculum.cures.sigma=gradient",
+    ),
+    "activations again": (
+        "learn.checkpoint_activations=true",
+        "learn.pack_tokens=40",
+        "model.layers=3",
+    ),
 }
 
 
@@ -48,7 +56,12 @@ def test_two_processes_with_half_of_each_weight_train_as_one(tmp_path: Path, cas
 @pytest.mark.slow
 @pytest.mark.usefixtures("pooled")
 def test_adapters_and_the_weights_below_them_are_divided(tmp_path: Path) -> None:
-    sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1", "steps=10")
+    sets = (
+        f"model.name={model_folder(tmp_path / 'base')}",
+        "model.lora.rank=2",
+        "learn.kl_coef=0.1",
+        "steps=10",
+    )
     run(tmp_path / "one", *sets)
     run(tmp_path / "two", *sets, FULL, gpus=2)
     assert_like(tmp_path / "one", tmp_path / "two")
@@ -67,8 +80,12 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
     """What both ranks of a team with parts of the weights found, and what one said where its memory was full."""
     folder = tmp_path_factory.mktemp("shares")
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    starts = [[sys.executable, str(SCRIPT), str(rank), "2", str(folder), "full"] for rank in range(2)]
-    processes = [subprocess.Popen(start, env=own, stderr=subprocess.PIPE, text=True) for start in starts]
+    starts = [
+        [sys.executable, str(SCRIPT), str(rank), "2", str(folder), "full"] for rank in range(2)
+    ]
+    processes = [
+        subprocess.Popen(start, env=own, stderr=subprocess.PIPE, text=True) for start in starts
+    ]
     said = [process.communicate()[1] for process in processes]
     assert all(process.returncode == 0 for process in processes), said
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -76,27 +93,42 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.parametrize("case", TEAM)
-def test_a_team_with_parts_of_the_weights_takes_the_steps_of_one_learner(case: str, shares: Any) -> None:
+def test_a_team_with_parts_of_the_weights_takes_the_steps_of_one_learner(
+    case: str, shares: Any
+) -> None:
     alone, (members, _) = trained(case), shares
-    rough = case == "half precision"  # packs of other sizes round differently, and later updates follow that
+    # packs of other sizes round differently, and later updates follow that
+    rough = case == "half precision"
     close = {"rtol": 0.05, "atol": 0.05} if rough else {"rtol": 1e-8, "atol": 1e-10}
     for member in (found[case] for found in members):
-        for mine, theirs in list(zip(alone["metrics"], member["metrics"], strict=True))[: 1 if rough else None]:
+        for mine, theirs in list(zip(alone["metrics"], member["metrics"], strict=True))[
+            : 1 if rough else None
+        ]:
             assert mine.keys() == theirs.keys()
             for name in mine:
                 np.testing.assert_allclose(theirs[name], mine[name], err_msg=name, **close)
-        for mine, theirs in list(zip(alone["signals"], member["signals"], strict=True))[: 1 if rough else None]:
+        for mine, theirs in list(zip(alone["signals"], member["signals"], strict=True))[
+            : 1 if rough else None
+        ]:
             assert [tuple(key) for key, _ in theirs] == [key for key, _ in mine]
-            np.testing.assert_allclose([value for _, value in theirs], [value for _, value in mine], **close)
+            np.testing.assert_allclose(
+                [value for _, value in theirs], [value for _, value in mine], **close
+            )
         assert member["state"] == alone["state"]
         for name, weights in alone["weights"].items():
             np.testing.assert_allclose(member["weights"][name], weights, err_msg=name, **close)
-        assert member["types"] == ["torch.float32" if rough else "torch.float64"], "of masters and moments"
-    assert members[0][case]["weights"] == members[1][case]["weights"], "engines with one model, bit for bit"
+        assert member["types"] == ["torch.float32" if rough else "torch.float64"], (
+            "of masters and moments"
+        )
+    assert members[0][case]["weights"] == members[1][case]["weights"], (
+        "engines with one model, bit for bit"
+    )
     trained_numbers = sum(map(len, alone["weights"].values()))
     for kind, copies in (("masters", 1), ("moments", 2)):
         held = [member[case]["held"][kind] for member in members]
-        assert sum(held) == copies * trained_numbers and max(held) < 0.6 * sum(held), "no rank holds all of it"
+        assert sum(held) == copies * trained_numbers and max(held) < 0.6 * sum(held), (
+            "no rank holds all of it"
+        )
 
 
 def test_a_full_gpu_ends_the_run_in_a_sentence_and_the_others_notice(shares: Any) -> None:
@@ -111,7 +143,9 @@ def states_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("pooled")
-def test_masters_of_a_half_precision_model_are_fp32_and_whole_in_a_checkpoint(tmp_path: Path) -> None:
+def test_masters_of_a_half_precision_model_are_fp32_and_whole_in_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     sets = ("model.dtype=bfloat16", "learn.kl_coef=0.1", "steps=2", "save.every=1")
     run(tmp_path / "one", *sets)
     run(tmp_path / "two", *sets, FULL, gpus=2)
@@ -128,7 +162,9 @@ def test_masters_of_a_half_precision_model_are_fp32_and_whole_in_a_checkpoint(tm
 
 
 @pytest.mark.usefixtures("pooled")
-def test_a_run_goes_on_with_another_number_of_processes_and_another_division(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes_and_another_division(
+    tmp_path: Path,
+) -> None:
     sets = ("steps=4", "save.every=1", "learn.kl_coef=0.1", *WARM)
     run(tmp_path / "whole", *sets)
     folder = tmp_path / "parts"
@@ -165,14 +201,19 @@ SHAPES = {  # of Qwen2.5: width, layers, heads, heads of keys, inner width, voca
 
 def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: Any, *sets: str) -> dict[str, float]:
     """GiB by kind, as `whet train --gpus 8 --dry-run` says it."""
-    given = [f"--set={item}" for item in (*SMALL, "model.device=cpu", "model.dtype=bfloat16", *sets)]
+    given = [
+        f"--set={item}" for item in (*SMALL, "model.device=cpu", "model.dtype=bfloat16", *sets)
+    ]
     monkeypatch.setattr(sys, "argv", ["whet", "train", *given, "--gpus", "8", "--dry-run"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code in (0, 2)  # a CPU has less memory than eight GPUs
     (line,) = re.findall(r"at the peak for .* packs of [\d,]+: (.*)", capsys.readouterr().out)
     units = {"GiB": 1.0, "MiB": 1 / 1024}
-    return {name: float(size) * units[unit] for name, size, unit in re.findall(r"([\w ()]+?) ([\d.]+) (.iB)", line)}
+    return {
+        name: float(size) * units[unit]
+        for name, size, unit in re.findall(r"([\w ()]+?) ([\d.]+) (.iB)", line)
+    }
 
 
 @pytest.mark.slow
@@ -226,6 +267,8 @@ def test_a_death_sends_the_run_back_to_its_last_checkpoint(
     reaper = Strikes(monkeypatch, name, nth)
     silent = run(tmp_path / "two", *sets, FULL, gpus=2)
     reaper.finish()
-    assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
+    assert any(
+        message.endswith("The run goes on from its last checkpoint.") for message in silent.messages
+    )
     assert reaper.names == [name] and len(reaper.pids) == 4
     assert_like(tmp_path / "one", tmp_path / "two", counters=False)

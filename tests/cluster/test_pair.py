@@ -56,7 +56,11 @@ def test_one_that_ends_in_the_middle_holds_up_no_other_pair(where: tuple[str, in
         receiver.close()
 
     with ThreadPoolExecutor() as pool:
-        ended, sent, passed = pool.submit(begin_and_end), pool.submit(sender.send, data), pool.submit(other.send, data)
+        ended, sent, passed = (
+            pool.submit(begin_and_end),
+            pool.submit(sender.send, data),
+            pool.submit(other.send, data),
+        )
         assert np.array_equal(its.receive(len(data)), data.numpy())
         passed.result()
         ended.result()

@@ -19,7 +19,10 @@ KINDS = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float64)
 
 
 def tensors(device: torch.device) -> list[torch.Tensor]:
-    return [torch.zeros(shape, dtype=kind, device=device) for shape, kind in zip(SHAPES, KINDS, strict=True)]
+    return [
+        torch.zeros(shape, dtype=kind, device=device)
+        for shape, kind in zip(SHAPES, KINDS, strict=True)
+    ]
 
 
 def read(pipe: Any, name: str) -> None:
@@ -67,7 +70,8 @@ def test_another_process_reads_what_is_packed(name: str) -> None:
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_one_bit_changes_the_checksum(kind: torch.dtype, size: int) -> None:
     room = torch.zeros(2 * size + 1, dtype=kind)
-    for weights in (room[:size], room[1 : size + 1], room[::2][:size]):  # at an odd place, with gaps
+    # at an odd place, with gaps
+    for weights in (room[:size], room[1 : size + 1], room[::2][:size]):
         weights.copy_(torch.arange(size))
         before = FleetMember._checksum([weights])
         assert FleetMember._checksum([weights.clone()]) == before
@@ -94,7 +98,11 @@ def test_weights_that_a_worker_reads_are_not_overwritten() -> None:
 
         first = pack(1, set())
         second = pack(2, {1})  # a worker is slow
-        assert torch.equal(first, kept[1]) and torch.equal(second, kept[2]) and not torch.equal(first, second)
+        assert (
+            torch.equal(first, kept[1])
+            and torch.equal(second, kept[2])
+            and not torch.equal(first, second)
+        )
         assert pack(3, {1}).data_ptr() == second.data_ptr() and torch.equal(first, kept[1])
         assert pack(4, {3}).data_ptr() == first.data_ptr(), "it has read them"
 
@@ -103,7 +111,9 @@ def test_a_place_is_a_machine_and_a_device(monkeypatch: pytest.MonkeyPatch) -> N
     """Two cards of one machine, and a card that has another number for another process."""
 
     def card(name: str) -> str:
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Card", (), {"uuid": name}))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: type("Card", (), {"uuid": name})
+        )
         return place_of(torch.device("cuda", 0))
 
     assert card("GPU-a") == card("GPU-a") != card("GPU-b")

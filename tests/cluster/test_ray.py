@@ -20,7 +20,13 @@ def test_two_workers_and_a_learner_train_as_one_process(tmp_path: Path, whole: P
     assert any("2 actors that decode and 1 that learn" in line for line in said.messages)
 
 
-GPU = ("model.device=cuda", "model.dtype=bfloat16", "model.hidden=512", "model.layers=6", "model.heads=8")
+GPU = (
+    "model.device=cuda",
+    "model.dtype=bfloat16",
+    "model.hidden=512",
+    "model.layers=6",
+    "model.heads=8",
+)
 HALF = "cluster.gpus_per_worker=0.5"
 
 
@@ -56,7 +62,9 @@ def test_weights_go_through_the_store_to_a_worker_elsewhere(
     assert_like(whole, tmp_path / "ray")
 
 
-def test_weights_go_from_card_to_card(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_from_card_to_card(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Main memory stands in for two cards, and gloo for NCCL."""
     from whet.cluster import stations
 
@@ -92,7 +100,11 @@ def test_adapters_travel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Stations, "fetch", fetched)
     monkeypatch.setattr(Stations, "actor", elsewhere(Station))
-    sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1")
+    sets = (
+        f"model.name={model_folder(tmp_path / 'base')}",
+        "model.lora.rank=2",
+        "learn.kl_coef=0.1",
+    )
     run(tmp_path / "one", *sets)
     run(tmp_path / "ray", *sets, *SPLIT)
     assert_like(tmp_path / "one", tmp_path / "ray")
@@ -116,7 +128,9 @@ def test_two_learners_apart_from_three_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_workers_change_no_number(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_workers_change_no_number(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(0)
     when = {n: (rng.randrange(2), signal.SIGKILL) for n in rng.sample(range(6, 40), 4)}
     reaper = Reaper(monkeypatch, when)
@@ -138,7 +152,12 @@ def test_a_checkpoint_asks_those_that_have_come_back(
     def seen(crew: Any, name: str) -> None:
         nonlocal ready
         ready |= name == "ask"
-        if isinstance(crew, Workers) and name == "state_dict" and ready and crew.present == [0, 1][len(struck) :]:
+        if (
+            isinstance(crew, Workers)
+            and name == "state_dict"
+            and ready
+            and crew.present == [0, 1][len(struck) :]
+        ):
             struck.append(number := crew.present[0])
             ready = False
             strike_down(crew.hands[number].dialled.pid)
@@ -150,7 +169,9 @@ def test_a_checkpoint_asks_those_that_have_come_back(
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_replaced(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_replaced(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reaper = Reaper(monkeypatch, {9: (1, signal.SIGSTOP)})
     said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=12")
     assert_like(whole, tmp_path / "ray", counters=False)

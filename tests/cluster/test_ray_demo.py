@@ -35,7 +35,12 @@ def accuracies(folder: Path, seed: int, extra: dict[str, object]) -> list[float]
     api.run_recipe(parse_config(whole), folder / "run", watcher=Silent())
     rows = read_metrics(folder / "run")
     assert rows[-1]["tokens_generated"] >= settings.token_budget
-    return [row[name] for row in rows for name in row if name.startswith("eval/") and name.endswith("/accuracy")]
+    return [
+        row[name]
+        for row in rows
+        for name in row
+        if name.startswith("eval/") and name.endswith("/accuracy")
+    ]
 
 
 def spread() -> float:

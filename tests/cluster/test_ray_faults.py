@@ -28,14 +28,22 @@ pytestmark = MARKS
 __all__ = ["cluster", "whole"]
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(sentence: str, *sets: str, gpus: int = 1) -> None:
         with pytest.raises(WhetError, match=sentence):
-            api.run_recipe(small_config(*SPLIT, *sets), tmp_path / "run", watcher=Silent(), gpus=gpus)
+            api.run_recipe(
+                small_config(*SPLIT, *sets), tmp_path / "run", watcher=Silent(), gpus=gpus
+            )
         assert not (tmp_path / "run").exists()
 
     refused("cluster.min_workers = 3 is more than cluster.workers = 2", "cluster.min_workers=3")
-    refused('"colocated" trains in each of its 2 workers: leave out --gpus 2', "cluster.placement=colocated", gpus=2)
+    refused(
+        '"colocated" trains in each of its 2 workers: leave out --gpus 2',
+        "cluster.placement=colocated",
+        gpus=2,
+    )
     two = 'gpus_per_worker = 2 is more than a worker can use here: only rollout.engine = "vllm" can divide'
     refused(two, "cluster.gpus_per_worker=2")
     refused("gpus_per_worker = 3 is more", "cluster.gpus_per_worker=3", "rollout.engine=vllm")
@@ -44,7 +52,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkey
     refused(r"Ray 2.9.0 is installed, and whet runs with 2.60: pip install 'whet\[ray\]'")
 
 
-def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """vLLM gets their number, and its processes the GPUs; there are none here, so that it is not started."""
     asked: dict[str, int] = {}
 
@@ -57,12 +67,20 @@ def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(monkeypatch: 
     monkeypatch.setattr("whet.model.load.pick_device", pick)
     monkeypatch.setattr(build, "build_vllm", vllm_build)
     settings = small_config(*SPLIT, "rollout.engine=vllm", "cluster.gpus_per_worker=4")
-    order = {"settings": settings.model_dump_json(), "alphabet": "0123", "weights": "", "role": "worker", "size": 2}
+    order = {
+        "settings": settings.model_dump_json(),
+        "alphabet": "0123",
+        "weights": "",
+        "role": "worker",
+        "size": 2,
+    }
     processes.build_member({**order, "later": False}, SentPrompts())
     assert asked == {"cpu": 4}
 
 
-def test_the_command_says_that_there_is_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_says_that_there_is_no_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -72,7 +90,10 @@ def test_the_command_says_that_there_is_no_ray(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2 and not (tmp_path / "run").exists()
-    assert "cluster.workers = 2, but Ray is not installed: pip install 'whet[ray]'." in capsys.readouterr().err
+    assert (
+        "cluster.workers = 2, but Ray is not installed: pip install 'whet[ray]'."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("cluster")
@@ -86,7 +107,12 @@ class Watched:
     """Sees the crews of a run, and calls `strike` at the nth question of a name to one kind of them."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, nth: int, strike: Callable[[Any], None]
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: str,
+        name: str,
+        nth: int,
+        strike: Callable[[Any], None],
     ) -> None:
         self.pids: list[set[int]] = []  # of the workers, whenever a question of this name was asked
         self.workers: Any = None
@@ -118,13 +144,17 @@ def test_a_lost_learner_comes_back_and_workers_stay(
     watched = Watched(monkeypatch, "Crew", "pack_up", 5, kill_first)
     said = run(tmp_path / "ray", *TEN, *SPLIT)
     assert_like(whole, tmp_path / "ray", counters=False)
-    assert watched.left < 0 and len(set(map(frozenset, watched.pids))) == 1, "the same workers from first to last"
+    assert watched.left < 0 and len(set(map(frozenset, watched.pids))) == 1, (
+        "the same workers from first to last"
+    )
     assert sum("goes on from its last checkpoint" in line for line in said.messages) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_learner_of_two_and_a_worker_are_lost_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_of_two_and_a_worker_are_lost_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker that comes back gets weights that the new learner has never packed."""
 
     def strike(crew: Any) -> None:
@@ -240,7 +270,8 @@ def torn(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
-    "faults", [("worker dies", "worker fails"), ("worker hangs", "learner hangs"), ("learner fails",)]
+    "faults",
+    [("worker dies", "worker fails"), ("worker hangs", "learner hangs"), ("learner fails",)],
 )
 def test_weights_that_do_not_get_from_card_to_card_hold_nobody_up(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, faults: tuple[str, ...]
@@ -255,8 +286,11 @@ def test_weights_that_do_not_get_from_card_to_card_hold_nobody_up(
         return cross(self, source, worker, *what)
 
     monkeypatch.setattr(stations.Stations, "cross", crossed)
-    monkeypatch.setattr(stations.Stations, "actor", torn(elsewhere(stations.Station), tmp_path, faults))
-    said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=8", "cluster.min_workers=2")  # all are waited for
+    monkeypatch.setattr(
+        stations.Stations, "actor", torn(elsewhere(stations.Station), tmp_path, faults)
+    )
+    # all are waited for
+    said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=8", "cluster.min_workers=2")
     assert all((tmp_path / fault).exists() for fault in faults)
     assert_like(whole, tmp_path / "ray", counters=False)
     text = "\n".join(said.messages)
@@ -266,7 +300,9 @@ def test_weights_that_do_not_get_from_card_to_card_hold_nobody_up(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_whose_engine_fails_says_why(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_engine_fails_says_why(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once; another has its place at once, and not after `timeout_s`."""
     from whet.cluster import stations
 
@@ -317,7 +353,9 @@ print("left")
 @pytest.mark.parametrize("address", ["", "127.0.0.1:1"])
 def test_a_signal_stays_that_of_the_run_and_no_address_is_waited_for(address: str) -> None:
     with loopback():
-        joined = subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, text=True, timeout=120)
+        joined = subprocess.run(
+            [sys.executable, "-c", JOIN, address], capture_output=True, text=True, timeout=120
+        )
     if not address:
         assert joined.stdout.split("\n")[:2] == ["asked to stop", "left"], joined
     else:
@@ -349,7 +387,9 @@ def test_too_few_workers_end_the_run_after_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_others_go_on_with_what_a_worker_gives_up(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_go_on_with_what_a_worker_gives_up(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a slow one does. It rests, and comes back."""
     from whet.cluster import workers
 
@@ -371,14 +411,19 @@ def test_others_go_on_with_what_a_worker_gives_up(tmp_path: Path, whole: Path, m
     monkeypatch.setattr(workers.Workers, "listen", listened)
     monkeypatch.setattr(workers.Workers, "tell", told)
     said = run(tmp_path / "ray", *TEN, *SPLIT)
-    assert any("takes 10 times as long as the others: the others go on with what it has" in x for x in said.messages)
+    assert any(
+        "takes 10 times as long as the others: the others go on with what it has" in x
+        for x in said.messages
+    )
     assert (4, 0) not in asked and (9, 0) in asked and set(given) == {0}
     assert_like(whole, tmp_path / "ray", counters=False)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_that_is_told_to_go_hands_over(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_told_to_go_hands_over(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def strike(crew: Any) -> None:
         strike_down(crew.hands[0].dialled.pid, signal.SIGTERM)
 
@@ -398,26 +443,38 @@ def test_a_kit_tells_model_folders_apart(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("steps = 3")
     found.append(processes.kit(str(tmp_path / "away"), str(tmp_path)))
     name = f"model folder {tmp_path / 'model'}"
-    assert found[0].keys() == found[1].keys() == {"Python", "Ray", "whet", name} and found[0][name] != found[1][name]
+    assert (
+        found[0].keys() == found[1].keys() == {"Python", "Ray", "whet", name}
+        and found[0][name] != found[1][name]
+    )
     assert found[2].keys() == {"Python", "Ray", "whet", f"run folder {tmp_path}"}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_node_with_another_whet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_another_whet_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit = processes.kit
     monkeypatch.setattr(processes, "kit", lambda *given: {**kit(*given), "whet": "0.0.9"})
     other = r"Node 127.0.0.1: its whet is \S+ \(\w+\), and the driver's is 0.0.9; all nodes need the same"
     with pytest.raises(WhetError, match=other):
         run(tmp_path / "ray", *SPLIT)
-    monkeypatch.setattr(processes, "kit", lambda *given: {**kit(*given), "model folder /here": "1a"})
-    with pytest.raises(WhetError, match=r"Node 127.0.0.1: its model folder /here is missing, and the driver's is 1a"):
+    monkeypatch.setattr(
+        processes, "kit", lambda *given: {**kit(*given), "model folder /here": "1a"}
+    )
+    with pytest.raises(
+        WhetError,
+        match=r"Node 127.0.0.1: its model folder /here is missing, and the driver's is 1a",
+    ):
         run(tmp_path / "again", *SPLIT)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_with_another_whet_is_left_out(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_another_whet_is_left_out(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def strike(crew: Any) -> None:
         crew.order = {**crew.order, "alike": {"whet": "0.0.9"}}
         kill_first(crew)
@@ -432,7 +489,10 @@ def test_a_worker_with_another_whet_is_left_out(tmp_path: Path, whole: Path, mon
 
     watched = Watched(monkeypatch, "Workers", "publish", 4, strike)
     said = run(tmp_path / "ray", *TEN, *SPLIT, silent=Patient())
-    assert sum("0 of 2 is left out. Node 127.0.0.1: its whet is" in line for line in said.messages) == 1
+    assert (
+        sum("0 of 2 is left out. Node 127.0.0.1: its whet is" in line for line in said.messages)
+        == 1
+    )
     assert_like(whole, tmp_path / "ray", counters=False)
 
 

@@ -53,9 +53,22 @@ def rollouts(*texts: str) -> list[Rollout]:
     out = []
     for index, text in enumerate(texts):
         ids = np.array([ord(c) for c in text], np.int32)
-        trace = Trace(ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32))
-        given: dict[str, Any] = {"prompt_id": "p", "group_id": 0, "index": index, "phase": "train", "finish": "stop"}
-        given |= {"sampling": Sampling(max_tokens=64), "length": ids.size, "first_version": 0, "last_version": 0}
+        trace = Trace(
+            ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32)
+        )
+        given: dict[str, Any] = {
+            "prompt_id": "p",
+            "group_id": 0,
+            "index": index,
+            "phase": "train",
+            "finish": "stop",
+        }
+        given |= {
+            "sampling": Sampling(max_tokens=64),
+            "length": ids.size,
+            "first_version": 0,
+            "last_version": 0,
+        }
         out.append(Rollout(**given, trace=trace))
     return out
 
@@ -97,7 +110,9 @@ def test_hostile_texts_get_the_verdicts_of_the_drivers_judges(far: Callable[...,
     assert counts == same and counts["judge/timeouts"] == 1 and counts["judge/crashes"] == 2
 
 
-def test_an_actor_that_is_killed_costs_no_verdict(far: Callable[..., Judge], tmp_path: Path) -> None:
+def test_an_actor_that_is_killed_costs_no_verdict(
+    far: Callable[..., Judge], tmp_path: Path
+) -> None:
     with far(partial(asleep, str(tmp_path)), workers=1, timeout_s=600) as judge:
         sent = rollouts("one", "two")
         (tmp_path / "two").touch()
@@ -106,7 +121,8 @@ def test_an_actor_that_is_killed_costs_no_verdict(far: Callable[..., Judge], tmp
         def strike() -> None:
             while not (mark.exists() and mark.read_text()):
                 time.sleep(0.05)
-            strike_down(int(mark.read_text()), signal.SIGKILL)  # the actor, in the midst of the first
+            # the actor, in the midst of the first
+            strike_down(int(mark.read_text()), signal.SIGKILL)
 
         threading.Thread(target=strike, daemon=True).start()
         assert [r.verdict for r in judge.judge(sent)] == ["right", "right"]
@@ -124,7 +140,9 @@ def test_judges_on_workers_need_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_judge_that_nodes_do_not_have_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_judge_that_nodes_do_not_have_ends_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from whet.cluster.stations import Benches
 
     (tmp_path / "only_here.py").write_text("def judge(prompt, text): return 1.0")
@@ -133,5 +151,7 @@ def test_a_judge_that_nodes_do_not_have_ends_in_a_sentence(monkeypatch: pytest.M
         import only_here  # type: ignore[import-not-found]
 
     benches = Benches(partial(relay, {"test": only_here.judge}, 256), 120.0)
-    with pytest.raises(WhetError, match=r"No judge process can be started: .*No module named 'only_here'"):
+    with pytest.raises(
+        WhetError, match=r"No judge process can be started: .*No module named 'only_here'"
+    ):
         pool(only_here.judge, lambda: FarWorker(*benches.dial()))

@@ -28,7 +28,10 @@ def nodes() -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         quiet = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
-        there = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.1", **quiet})
+        there = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "node_ip_address": "127.0.0.1", **quiet},
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_ADDRESS", there.address)
             yield there
@@ -54,7 +57,8 @@ class Guest(Silent):
             self.listen_until(lambda: len(self.workers.present) == 2)
         if metrics["step"] == 6 and not self.drain:
             self.nodes.remove_node(self.node, allow_graceful=False)
-            self.listen_until(lambda: self.workers.present == [0])  # its process ends a while after the node
+            # its process ends a while after the node
+            self.listen_until(lambda: self.workers.present == [0])
         elif metrics["step"] == 6:
             import ray
             from ray.core.generated import autoscaler_pb2
@@ -88,12 +92,16 @@ def test_a_node_that_joins_is_used_and_may_leave(
     monkeypatch.setattr(Workers, "tell", told)
     said = run(tmp_path / "ray", *TEN, "cluster.workers=2", silent=guest)
     assert asked == {1: {0}, 2: {0, 1}}, "it is used as soon as it is there"
-    assert any("1 actors that decode" in line for line in said.messages), "the run does not wait for it"
+    assert any("1 actors that decode" in line for line in said.messages), (
+        "the run does not wait for it"
+    )
     assert any("Worker 1 of 2" in line and "it is started again" in line for line in said.messages)
     assert_like(whole, tmp_path / "ray", counters=False)
 
 
-def test_a_drained_node_is_let_go(tmp_path: Path, whole: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drained_node_is_let_go(
+    tmp_path: Path, whole: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray lets a node go once no actor is left on it; the run gives others what its worker has."""
     from whet.cluster.workers import Workers
 
@@ -133,8 +141,16 @@ def test_judges_run_on_another_node_and_outlive_it(
 
 def test_room_is_waited_for_within_a_limit(tmp_path: Path, nodes: Any) -> None:
     silent = Silent()
-    with pytest.raises(WhetError, match="room for 1 of 2 workers with 1 CPU each beside 1 learners: it has 2 CPUs"):
-        run(tmp_path / "ray", "cluster.workers=2", "cluster.min_workers=2", "cluster.timeout_s=2", silent=silent)
+    with pytest.raises(
+        WhetError, match="room for 1 of 2 workers with 1 CPU each beside 1 learners: it has 2 CPUs"
+    ):
+        run(
+            tmp_path / "ray",
+            "cluster.workers=2",
+            "cluster.min_workers=2",
+            "cluster.timeout_s=2",
+            silent=silent,
+        )
     assert any("The run waits for more, 2 s at most" in line for line in silent.messages)
 
 
@@ -163,7 +179,9 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
         )
         try:
             hand = ActorHand(0, "Process 0 of 1", ray.remote(Laden).remote(), b"")
-            with pytest.raises(WhetError, match=r"has no room for the weights, nor has its disk.*--resume goes on"):
+            with pytest.raises(
+                WhetError, match=r"has no room for the weights, nor has its disk.*--resume goes on"
+            ):
                 post = Stations(None, {}, {"CPU": 1.0})  # type: ignore[arg-type]
                 post.apart = {0}
                 post.send(post.fetch(hand, 60.0), hand)
@@ -183,7 +201,9 @@ def test_the_launcher_file_is_one_that_ray_takes() -> None:
 def test_the_kuberay_file_is_one_that_rays_autoscaler_reads() -> None:
     """What the operator hands to Ray. Ray's wheel does not hold the schema of the rest."""
     import yaml
-    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.kuberay.autoscaling_config import (
+        _derive_autoscaling_config_from_ray_cr,
+    )
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     path = Path(__file__).parents[2] / "docs" / "cluster" / "kuberay.yaml"
@@ -191,7 +211,9 @@ def test_the_kuberay_file_is_one_that_rays_autoscaler_reads() -> None:
     resource["metadata"]["namespace"] = "default"  # as Kubernetes does
     found = _derive_autoscaling_config_from_ray_cr(resource)
     validate_config(prepare_config(found))
-    assert {name: kind["resources"]["GPU"] for name, kind in found["available_node_types"].items()} == {
+    assert {
+        name: kind["resources"]["GPU"] for name, kind in found["available_node_types"].items()
+    } == {
         found["head_node_type"]: 1,
         "rollouts": 1,
     }

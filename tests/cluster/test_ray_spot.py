@@ -19,7 +19,10 @@ def test_two_workers_of_a_cluster_train_a_drafter(tmp_path: Path, whole: Path) -
     said = run(tmp_path / "ray", *TEN, *SPLIT, *EAGLE)
     assert_like(whole, tmp_path / "ray", counters=False)
     assert all(0 < row["draft/used_seconds"] <= row["draft/idle_seconds"] for row in said.rows[1:])
-    assert all(row["draft/tokens_trained"] > 0 for row in said.rows[1:]) and updates(tmp_path / "ray") > 10
+    assert (
+        all(row["draft/tokens_trained"] > 0 for row in said.rows[1:])
+        and updates(tmp_path / "ray") > 10
+    )
     assert (newest(tmp_path / "ray") / FOLDER / "model.safetensors").exists()
 
 

@@ -30,7 +30,8 @@ from whet.types import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore:larger groups weigh more")
 EAGLE = ("draft.drafters=['eagle']", "draft.train=1.0", "draft.chooser=bandit")
-LONG = ("rollout.max_tokens=24", "rollout.context=64")  # the bandit drafts from the eleventh step of a batch on
+# the bandit drafts from the eleventh step of a batch on
+LONG = ("rollout.max_tokens=24", "rollout.context=64")
 
 
 def plan_of(*sets: str) -> RunPlan:
@@ -41,7 +42,9 @@ def requests(plan: RunPlan, first: int, count: int = 3, temperature: float = 1.0
     sampling = replace(training_sampling(plan.settings, plan.codec), temperature=temperature)
     prompts = [plan.problems.train.at(i) for i in range(first, first + count)]
     return [
-        Request(prompt_id=p.id, group_id=first + i, first_index=0, n=2, sampling=sampling, phase="train")
+        Request(
+            prompt_id=p.id, group_id=first + i, first_index=0, n=2, sampling=sampling, phase="train"
+        )
         for i, p in enumerate(prompts)
     ]
 
@@ -58,14 +61,21 @@ def join() -> Iterator[Join]:
             ours, theirs = map(stack.enter_context, socket.socketpair())
             member = FleetMember(Channel(theirs), build_member)
             settings = plan.settings.model_dump_json()
-            order = {"settings": settings, "weights": "", "alphabet": plan.problems.alphabet, "later": False}
+            order = {
+                "settings": settings,
+                "weights": "",
+                "alphabet": plan.problems.alphabet,
+                "later": False,
+            }
             member.begin({**order, "role": "worker", "rank": 0, "size": 1})
             return Channel(ours), member
 
         yield joined
 
 
-def test_a_request_waits_for_one_micro_batch_at_most(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waits_for_one_micro_batch_at_most(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests come while the drafter is trained: at the first micro-batch of an idle time, the second, the third."""
     plan = plan_of(*EAGLE)
     driver, member = join(plan)
@@ -81,7 +91,9 @@ def test_a_request_waits_for_one_micro_batch_at_most(join: Join, monkeypatch: py
         driver.send(pack((1, "ask", (None, asked, prompts))))
 
     def practised() -> None:
-        in_a_row = len(happened) - max((i for i, what in enumerate(happened) if what == "step"), default=-1)
+        in_a_row = len(happened) - max(
+            (i for i, what in enumerate(happened) if what == "step"), default=-1
+        )
         if waits and in_a_row == waits[0]:
             waits.pop(0)
             happened.append("request")  # it arrives while the micro-batch is under way
@@ -103,12 +115,16 @@ def test_a_request_waits_for_one_micro_batch_at_most(join: Join, monkeypatch: py
     arrived = [i for i, what in enumerate(happened) if what == "request"]
     assert len(arrived) == 3
     assert all(happened[i + 1 : i + 3] == ["micro-batch", "step"] for i in arrived), happened
-    assert happened[arrived[2] - 2 : arrived[2]] == ["micro-batch"] * 2, "without requests it trains on"
+    assert happened[arrived[2] - 2 : arrived[2]] == ["micro-batch"] * 2, (
+        "without requests it trains on"
+    )
     assert 0 < member._used <= member._idle
 
 
 @pytest.mark.parametrize("words", [0, 4])
-def test_what_members_learnt_is_merged_by_their_tokens(join: Join, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+def test_what_members_learnt_is_merged_by_their_tokens(
+    join: Join, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
     """words: of a draft vocabulary, which is chosen by what all have written."""
     if words:
         monkeypatch.setattr(training, "WORDS", words)
@@ -116,7 +132,11 @@ def test_what_members_learnt_is_merged_by_their_tokens(join: Join, monkeypatch: 
     made = []
     for number in range(3):
         _, member = join(plan)
-        member.ask(None, asked := requests(plan, number), {r.prompt_id: plan.encoded(r.prompt_id) for r in asked})
+        member.ask(
+            None,
+            asked := requests(plan, number),
+            {r.prompt_id: plan.encoded(r.prompt_id) for r in asked},
+        )
         assert member._engine is not None and member._drafter is not None
         while member._engine.busy:
             member._engine.step()
@@ -131,9 +151,13 @@ def test_what_members_learnt_is_merged_by_their_tokens(join: Join, monkeypatch: 
     merged = merge(begun, [own for drafter in made if (own := drafter.learnt()) is not None])
     np.testing.assert_allclose(merged.tensors["weight.fc"], wanted, rtol=1e-12)
     assert not np.array_equal(wanted, begun.tensors["weight.fc"])
-    assert np.array_equal(made[0].live.fc.detach().numpy(), begun.tensors["weight.fc"]), "it is not published yet"
+    assert np.array_equal(made[0].live.fc.detach().numpy(), begun.tensors["weight.fc"]), (
+        "it is not published yet"
+    )
     if words:
-        counts = made[0].buffer.counts(made[0].vocabulary) + made[1].buffer.counts(made[1].vocabulary)
+        counts = made[0].buffer.counts(made[0].vocabulary) + made[1].buffer.counts(
+            made[1].vocabulary
+        )
         chosen = merged.tensors["words"]
         assert len(chosen) == words and min(counts[chosen]) >= max(np.delete(counts, chosen))
     moments = made[1].tensors()["exp_avg.fc"]
@@ -141,8 +165,13 @@ def test_what_members_learnt_is_merged_by_their_tokens(join: Join, monkeypatch: 
         drafter.draft_with(merged)
         np.testing.assert_allclose(drafter.live.fc.detach().numpy(), wanted, rtol=1e-12)
         assert drafter.learnt() is None and drafter.merged == merged.merged
-        assert drafter.live.draft_ids is None or drafter.live.draft_ids.tolist() == merged.tensors["words"].tolist()
-    assert moments.any() and torch.equal(made[1].tensors()["exp_avg.fc"], moments), "each keeps its own"
+        assert (
+            drafter.live.draft_ids is None
+            or drafter.live.draft_ids.tolist() == merged.tensors["words"].tolist()
+        )
+    assert moments.any() and torch.equal(made[1].tensors()["exp_avg.fc"], moments), (
+        "each keeps its own"
+    )
 
 
 # ---- whole runs
@@ -174,8 +203,21 @@ def updates(folder: Path) -> int:
 @pytest.mark.usefixtures("pooled")
 def test_acceptance_rises_and_no_token_changes(tmp_path: Path) -> None:
     """The policy stays what its warm start has made of it, so it does not become easier to guess."""
-    sets = (*LONG, "steps=40", "save.every=100", "eval.0.every=20", "warm_start.steps=150", "warm_start.batch=16")
-    sets += ("curriculum.groups=4", "curriculum.rollouts=8", "rollout.slots=32", "model.hidden=32", "learn.lr=1e-9")
+    sets = (
+        *LONG,
+        "steps=40",
+        "save.every=100",
+        "eval.0.every=20",
+        "warm_start.steps=150",
+        "warm_start.batch=16",
+    )
+    sets += (
+        "curriculum.groups=4",
+        "curriculum.rollouts=8",
+        "rollout.slots=32",
+        "model.hidden=32",
+        "learn.lr=1e-9",
+    )
     run(tmp_path / "one", *sets)
     said = run(tmp_path / "two", *sets, *EAGLE, gpus=2)
     assert_like(tmp_path / "one", tmp_path / "two", counters=False)
@@ -213,11 +255,17 @@ def test_a_drafter_that_is_trained_in_vain_changes_no_token(
 ) -> None:
     run(tmp_path / "one", *LONG)
     script = Path(__file__).parent / "astray.py"
-    monkeypatch.setattr(crew, "COMMAND", (sys.executable, str(script), fault, str(tmp_path / "mark")))
+    monkeypatch.setattr(
+        crew, "COMMAND", (sys.executable, str(script), fault, str(tmp_path / "mark"))
+    )
     said = run(tmp_path / "two", *LONG, *EAGLE, gpus=2)
     assert_like(tmp_path / "one", tmp_path / "two", counters=False)
     if fault == "cannot train":
-        (sentence,) = [text for text in said.messages if "Training the drafter failed (ZeroDivisionError: " in text]
+        (sentence,) = [
+            text
+            for text in said.messages
+            if "Training the drafter failed (ZeroDivisionError: " in text
+        ]
         assert sentence.endswith("no token of the run depends on it.")
         assert said.rows[-1]["draft/failures"] == 2 and "draft/tokens_trained" not in said.rows[-1]
     else:

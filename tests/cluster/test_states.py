@@ -12,17 +12,26 @@ from whet.rollout.engine import LocalEngine
 from whet.types import Rollout
 
 MODEL = sharp_model()
-ASKED = [ask(i, n=1 + i % 3, max_tokens=6 + 3 * i, temperature=0.9, stop_ids=(3,)) for i in range(8)]
+ASKED = [
+    ask(i, n=1 + i % 3, max_tokens=6 + 3 * i, temperature=0.9, stop_ids=(3,)) for i in range(8)
+]
 
 
 def engine(**settings: Any) -> LocalEngine:
-    return make_engine(MODEL, **{"slots": 5, "mode": "stream", "on_update": "recompute", **settings})
+    return make_engine(
+        MODEL, **{"slots": 5, "mode": "stream", "on_update": "recompute", **settings}
+    )
 
 
 def stored(state: dict[str, Any]) -> dict[str, Any]:
     """As a checkpoint keeps it: JSON for the values, arrays apart."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    return {**json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays})), **arrays}
+    return {
+        **json.loads(
+            json.dumps({name: value for name, value in state.items() if name not in arrays})
+        ),
+        **arrays,
+    }
 
 
 def drain(*engines: LocalEngine) -> dict[tuple[int, int], Rollout]:
@@ -97,8 +106,15 @@ def test_groups_stay_whole_and_loads_are_even() -> None:
 def test_merging_what_was_divided_brings_it_back() -> None:
     state = begun().state_dict()
     back = merge_states(divide_state(state, 3))
-    keys = [[(row["group_id"], row["index"], row["tokens"]) for row in s["flights"]] for s in (state, back)]
-    assert keys[0] == keys[1] and state["done"] == back["done"] and state["begun"].tolist() == back["begun"].tolist()
+    keys = [
+        [(row["group_id"], row["index"], row["tokens"]) for row in s["flights"]]
+        for s in (state, back)
+    ]
+    assert (
+        keys[0] == keys[1]
+        and state["done"] == back["done"]
+        and state["begun"].tolist() == back["begun"].tolist()
+    )
     for name in ("ids", "log_probs", "versions"):
         np.testing.assert_array_equal(state[name], back[name])
     np.testing.assert_allclose(state["length_sums"], back["length_sums"])
@@ -126,7 +142,9 @@ def test_another_engine_goes_on_with_what_one_gives_up() -> None:
     giver.drop()
     taker.take_on(state)
     found = drain(taker)
-    assert giver.idle and {key for key in found if key[0] >= 120} == {(120 + i, 0) for i in range(4)}
+    assert giver.idle and {key for key in found if key[0] >= 120} == {
+        (120 + i, 0) for i in range(4)
+    }
     same({key: rollout for key, rollout in found.items() if key[0] < 120}, drain(begun()))
 
 

@@ -27,8 +27,13 @@ from whet.types import Request, Sampling
 
 ORDER = {"later": False, "weights": ""}
 FLIGHTS: dict[str, Any] = {
-    "encode": list, "decode": str, "seed": 0, "slots": 4, "context": 8, "dtype": np.dtype(np.float32)
-}  # fmt: skip
+    "encode": list,
+    "decode": str,
+    "seed": 0,
+    "slots": 4,
+    "context": 8,
+    "dtype": np.dtype(np.float32),
+}
 
 
 class Line:
@@ -68,14 +73,28 @@ class Worker(Hand):
 
 
 STATE = {
-    "version": 0, "arrivals": 0, "begun": np.zeros(0, np.int64), "flights": [], "done": [], "draft": None,
-    "ids": np.zeros(0, np.int32), "log_probs": np.zeros(0, np.float32), "versions": np.zeros(0, np.int32),
-    "length_sums": np.zeros(2), "length_prompts": [], "length_means": np.zeros(0),
-}  # fmt: skip
+    "version": 0,
+    "arrivals": 0,
+    "begun": np.zeros(0, np.int64),
+    "flights": [],
+    "done": [],
+    "draft": None,
+    "ids": np.zeros(0, np.int32),
+    "log_probs": np.zeros(0, np.float32),
+    "versions": np.zeros(0, np.int32),
+    "length_sums": np.zeros(2),
+    "length_prompts": [],
+    "length_means": np.zeros(0),
+}
 ANSWERS = {
-    "begin": ("", ""), "publish": "sums", "can": frozenset({"stream"}), "state_dict": STATE, "hand_over": STATE,
-    "load_state": True, "drop": True,
-}  # fmt: skip
+    "begin": ("", ""),
+    "publish": "sums",
+    "can": frozenset({"stream"}),
+    "state_dict": STATE,
+    "hand_over": STATE,
+    "load_state": True,
+    "drop": True,
+}
 
 
 class Carrier:
@@ -144,7 +163,9 @@ def fleet(made: Workers) -> Fleet:
 
 def requests(*groups: int) -> list[Request]:
     sampling = Sampling(max_tokens=4)
-    return [Request(prompt_id=f"p{group}", group_id=group, n=2, sampling=sampling) for group in groups]
+    return [
+        Request(prompt_id=f"p{group}", group_id=group, n=2, sampling=sampling) for group in groups
+    ]
 
 
 def asked(made: Workers) -> list[list[str]]:
@@ -169,7 +190,9 @@ def test_requests_wait_where_all_workers_have_to_leave(carrier: Carrier) -> None
     made.listen(0.0)
     assert made.present == []
     engine.submit(requests(0))
-    assert made.present == [0] and asked(made)[0] == ["begin", "publish", "take_on", "ask"], "another has its place"
+    assert made.present == [0] and asked(made)[0] == ["begin", "publish", "take_on", "ask"], (
+        "another has its place"
+    )
     made.hands[0].leaving = True
     made.listen(0.0)
     assert engine.state_dict()["flights"][0]["prompt_id"] == "p0"
@@ -179,7 +202,13 @@ def test_a_checkpoint_is_divided_among_those_that_have_the_weights(carrier: Carr
     """One that is slow to get them is not present any more when the state is handed out."""
     made = workers(carrier, 3)
     engine = fleet(made)
-    row = {"prompt_id": "p", "phase": "train", "index": 0, "tokens": 0, "sampling": vars_of(Sampling(max_tokens=4))}
+    row = {
+        "prompt_id": "p",
+        "phase": "train",
+        "index": 0,
+        "tokens": 0,
+        "sampling": vars_of(Sampling(max_tokens=4)),
+    }
     flights = [{**row, "group_id": group, "arrival": group} for group in range(3)]
     carrier.delay[1] = 10**9
     engine.load_state_dict({**STATE, "flights": flights})
@@ -213,10 +242,16 @@ def test_weights_are_carried_to_a_worker_that_cannot_open_the_memory(carrier: Ca
     carrier.send = sent  # type: ignore[method-assign]
     made = workers(carrier, 1)
     made.prepare()
-    assert asked(made) == [["begin", "publish", "publish"]] and carrier.apart == {0} and made.present == [0]
+    assert (
+        asked(made) == [["begin", "publish", "publish"]]
+        and carrier.apart == {0}
+        and made.present == [0]
+    )
 
 
-def test_a_learner_that_cannot_hand_out_its_weights_is_asked_for_them_again(carrier: Carrier) -> None:
+def test_a_learner_that_cannot_hand_out_its_weights_is_asked_for_them_again(
+    carrier: Carrier,
+) -> None:
     """It is lost while a worker that has come waits for them, and another has its place."""
     made = workers(carrier, 1)
     made.prepare()
@@ -253,7 +288,9 @@ def test_a_worker_that_rests_is_not_asked_for_more_of_its_group(carrier: Carrier
     engine.submit(requests(0, 1))
     assert engine._owing() == [0, 1]
     rest(made, 0)
-    engine.submit([Request(prompt_id="p0", group_id=0, first_index=2, n=1, sampling=Sampling(max_tokens=4))])
+    engine.submit(
+        [Request(prompt_id="p0", group_id=0, first_index=2, n=1, sampling=Sampling(max_tokens=4))]
+    )
     assert asked(made)[0].count("ask") == 1 and asked(made)[1].count("ask") == 2
 
 
@@ -324,7 +361,8 @@ def test_a_worker_that_hangs_while_it_starts_is_started_again(
     hand.since -= 3
     made.listen(0.0)
     assert not hand.lost and made.hands[1] is hand
-    hand.channel.ready, hand.channel.reached = lambda: True, time.monotonic()  # while the driver was busy elsewhere
+    # while the driver was busy elsewhere
+    hand.channel.ready, hand.channel.reached = lambda: True, time.monotonic()
     made.listen(0.0)
     assert not hand.lost
     hand.channel.reached -= 3
@@ -356,7 +394,9 @@ def test_one_that_has_written_all_may_be_silent(carrier: Carrier) -> None:
     made._hear(0.0)
     for number in (0, 1):
         made.tell(number, "take_back")
-    assert made.hands[0].since > before and made.hands[1].since == before, "a question is a new beginning for one alone"
+    assert made.hands[0].since > before and made.hands[1].since == before, (
+        "a question is a new beginning for one alone"
+    )
 
 
 def test_a_worker_that_was_slow_is_found_sooner(carrier: Carrier) -> None:
@@ -406,7 +446,9 @@ class Placed:
 
     given: ClassVar[list[Mapping[str, str]]] = []
 
-    def __init__(self, build: Any, environment: Mapping[str, str], need: Any, beside: Any = ()) -> None:
+    def __init__(
+        self, build: Any, environment: Mapping[str, str], need: Any, beside: Any = ()
+    ) -> None:
         self.given.append(environment)
 
     def __getattr__(self, name: str) -> Any:
@@ -419,7 +461,8 @@ def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
 ) -> None:
     joined: list[str] = []
     stations = SimpleNamespace(
-        Stations=Placed, join_cluster=lambda cores, address: joined.append(address) or (lambda: None)
+        Stations=Placed,
+        join_cluster=lambda cores, address: joined.append(address) or (lambda: None),
     )
     monkeypatch.setitem(sys.modules, "whet.cluster.stations", stations)
     monkeypatch.setattr(processes, "kit", lambda *given: {})
@@ -430,14 +473,20 @@ def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
     made: list[Any] = []
     end = SimpleNamespace(close=lambda: None, end=lambda: None, present=[0])
     for name in ("crew.Crew", "workers.Workers"):
-        monkeypatch.setattr(f"whet.cluster.{name}", lambda *given, **named: made.append((given, named)) or end)
+        monkeypatch.setattr(
+            f"whet.cluster.{name}", lambda *given, **named: made.append((given, named)) or end
+        )
     device = SimpleNamespace(device=torch.device("cuda"))
     plan: Any = SimpleNamespace(settings=small_config("cluster.workers=4"), footprint=device)
     company = processes.Company(print, tmp_path)
     with ExitStack() as stack:
         *_, what = processes.build_crews(plan, 2, ORDER, stack, company)
     assert what == "1 actors that decode and 2 that learn"
-    assert joined == [address.removesuffix("local")], "a cluster of its own, which only this machine can reach"
+    assert joined == [address.removesuffix("local")], (
+        "a cluster of its own, which only this machine can reach"
+    )
     (_, environments, backend), _ = made[0]
     assert len(environments) == 2 and backend == "nccl"
-    assert {given["OMP_NUM_THREADS"] for given in Placed.given} == {"2"}, "six processes divide the cores"
+    assert {given["OMP_NUM_THREADS"] for given in Placed.given} == {"2"}, (
+        "six processes divide the cores"
+    )

@@ -87,7 +87,9 @@ def decode_steps(lengths: Sequence[int]) -> int:
     return max(ends)
 
 
-def build(settings: dict[str, Any], rates: np.ndarray, levels: Sequence[float], seed: int) -> Curriculum:
+def build(
+    settings: dict[str, Any], rates: np.ndarray, levels: Sequence[float], seed: int
+) -> Curriculum:
     ids = [f"p{row}" for row in range(len(rates))]
     facts = Facts(ids=ids, characters=np.arange(len(ids)) % 100, levels=levels)
     wanted = CurriculumSettings.model_validate({"groups": GROUPS, "rollouts": ROLLOUTS, **settings})
@@ -95,7 +97,11 @@ def build(settings: dict[str, Any], rates: np.ndarray, levels: Sequence[float], 
 
 
 def play(
-    settings: dict[str, Any], rates: np.ndarray, updates: int = 60, seed: int = 0, levels: Sequence[float] = ()
+    settings: dict[str, Any],
+    rates: np.ndarray,
+    updates: int = 60,
+    seed: int = 0,
+    levels: Sequence[float] = (),
 ) -> Played:
     """Drive the curriculum as a trainer does that finishes all requests before it judges."""
     curriculum, groups = build(settings, rates, levels, seed), settings.get("groups", GROUPS)
@@ -105,7 +111,13 @@ def play(
         while (batch := curriculum.emit(clock)) is None:
             requests = curriculum.plan(clock)
             came = [
-                answer(request, request.first_index + i, float(rates[int(request.prompt_id[1:])]), step, seed)
+                answer(
+                    request,
+                    request.first_index + i,
+                    float(rates[int(request.prompt_id[1:])]),
+                    step,
+                    seed,
+                )
                 for request in requests
                 for i in range(request.n)
             ]
@@ -129,12 +141,18 @@ ARMS: dict[str, dict[str, Any]] = {
     "speed over cures": {"name": "speed", "source": "cures"},
     "all": {"name": "all"},
 }
-STRICT = {f"{name}, max_age 0": {**settings, "max_age": 0} for name, settings in ARMS.items() if name != "uniform"}
+STRICT = {
+    f"{name}, max_age 0": {**settings, "max_age": 0}
+    for name, settings in ARMS.items()
+    if name != "uniform"
+}
 
 
 def report() -> None:
     write, seeds = sys.stdout.write, range(3)
-    write(f"{'pool':5} {'curriculum':28} {'calls':>6} {'steps':>7} {'tokens per informative group':>29} {'age':>5}\n")
+    write(
+        f"{'pool':5} {'curriculum':28} {'calls':>6} {'steps':>7} {'tokens per informative group':>29} {'age':>5}\n"
+    )
     for pool, rates_of in (("hard", hard_pool), ("few", few_pool)):
         for name, settings in (ARMS | STRICT).items():
             runs = [play(settings, rates_of(seed), seed=seed) for seed in seeds]

@@ -19,13 +19,27 @@ SAMPLING = Sampling(max_tokens=32, stop_ids=(1,))
 LETTERS = {"r": "right", "w": "wrong", "u": "unjudged"}
 
 
-def at(step: int = 0, groups: int = 2, free: int | None = None, version: int | None = None, cut: bool = False) -> Clock:
+def at(
+    step: int = 0,
+    groups: int = 2,
+    free: int | None = None,
+    version: int | None = None,
+    cut: bool = False,
+) -> Clock:
     version = step if version is None else version
-    return Clock(step=step, version=version, groups=groups, free=free, tokens=0, progress=0.0, cut=cut)
+    return Clock(
+        step=step, version=version, groups=groups, free=free, tokens=0, progress=0.0, cut=cut
+    )
 
 
 def rollout(
-    request: Request, index: int, letter: str, *, version: int = 0, length: int = 10, finish: Finish = "stop"
+    request: Request,
+    index: int,
+    letter: str,
+    *,
+    version: int = 0,
+    length: int = 10,
+    finish: Finish = "stop",
 ) -> Rollout:
     score = None if letter == "u" else float(letter == "r")
     return Rollout(
@@ -47,14 +61,19 @@ def rollout(
 def answers(request: Request, letters: str, version: int = 0) -> list[Rollout]:
     """All rollouts of a request: "rw" is right, then wrong."""
     assert len(letters) == request.n
-    return [rollout(request, request.first_index + i, letter, version=version) for i, letter in enumerate(letters)]
+    return [
+        rollout(request, request.first_index + i, letter, version=version)
+        for i, letter in enumerate(letters)
+    ]
 
 
 def cut(request: Request, index: int, version: int = 0) -> Rollout:
     return rollout(request, index, "u", version=version, length=3, finish="cut")
 
 
-def answer_all(gate: Gate, requests: Iterable[Request], verdicts: Sequence[str], version: int = 0) -> None:
+def answer_all(
+    gate: Gate, requests: Iterable[Request], verdicts: Sequence[str], version: int = 0
+) -> None:
     for request, letters in zip(requests, verdicts, strict=True):
         gate.observe(answers(request, letters, version))
 
@@ -124,7 +143,9 @@ class Screening(Gate):
         if clock.free is not None:
             running = self.book.open > len(groups)
             groups = groups[: max(clock.free // self.more, 0 if running else 1)]
-        return [self.book.ask_more(g.group_id, self.more, self.sampling, "continue") for g in groups]
+        return [
+            self.book.ask_more(g.group_id, self.more, self.sampling, "continue") for g in groups
+        ]
 
 
 def sampling_weights(p: Any, tau: float) -> np.ndarray:

@@ -15,8 +15,12 @@ P = [0.5, 0.1, 0.9, 0.0, 1.0]
 
 
 def test_rho_at_several_temperatures() -> None:
-    assert sampling_weights(P, 0.1) == pytest.approx([0.778727, 0.105389, 0.105389, 0.005247, 0.005247], abs=5e-7)
-    assert sampling_weights(P, 1.0) == pytest.approx([0.259705, 0.212628, 0.212628, 0.157519, 0.157519], abs=5e-7)
+    assert sampling_weights(P, 0.1) == pytest.approx(
+        [0.778727, 0.105389, 0.105389, 0.005247, 0.005247], abs=5e-7
+    )
+    assert sampling_weights(P, 1.0) == pytest.approx(
+        [0.259705, 0.212628, 0.212628, 0.157519, 0.157519], abs=5e-7
+    )
     assert sampling_weights(P, 0.01)[0] > 0.99999999
 
 
@@ -47,7 +51,8 @@ def test_rho_maximises_gain_plus_entropy() -> None:
 
 def test_sigma_of_gradients() -> None:
     assert sigma_of(0.25) == pytest.approx(0.433013, abs=5e-7)
-    assert sigma_gradient(0.25, 1.0, 1.0, 0.0) == pytest.approx(0.433013, abs=5e-7)  # unit norms, no gap
+    # unit norms, no gap
+    assert sigma_gradient(0.25, 1.0, 1.0, 0.0) == pytest.approx(0.433013, abs=5e-7)
     assert sigma_gradient(0.5, 1.0, 1.0, 2.0) == pytest.approx(0.353553, abs=5e-7)
     assert sigma_gradient(0.5, 1.0, 1.0, 4.0) == 0.0  # opposite unit vectors
     assert sigma_gradient(0.25, 1.0, 1.0, 4.0) == pytest.approx(0.216506, abs=5e-7)
@@ -63,7 +68,8 @@ def test_allocation() -> None:
     sigmas = [0.5, 0.433013, 0.433013, 0.3, 0.0]
     assert largest_remainder(sigmas, 40) == [12, 11, 10, 7, 0]
     assert largest_remainder(sigmas, 40, minimum=2) == [11, 10, 10, 7, 2]
-    assert int(np.round(np.array(sigmas) / sum(sigmas) * 40).sum()) == 39  # what rounding each would lose
+    # what rounding each would lose
+    assert int(np.round(np.array(sigmas) / sum(sigmas) * 40).sum()) == 39
     assert largest_remainder([0.3] * 3, 8) == [3, 3, 2]
     assert largest_remainder([0.3] * 4, 10) == [3, 3, 2, 2]
     assert largest_remainder(sigma_of([0.5, 0.25, 0.75, 0.1]).tolist(), 32) == [10, 8, 8, 6]
@@ -82,12 +88,20 @@ def test_nothing_to_go_by_divides_evenly() -> None:
 
 
 def test_a_budget_below_the_minimum_is_refused() -> None:
-    with pytest.raises(WhetError, match="7 rollouts cannot be divided among 4 prompts with at least 2 each"):
+    with pytest.raises(
+        WhetError, match="7 rollouts cannot be divided among 4 prompts with at least 2 each"
+    ):
         largest_remainder([0.5] * 4, 7, minimum=2)
 
 
-@given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=20), spare=st.integers(0, 200), minimum=st.integers(0, 5))
-def test_the_sum_is_exact_and_the_minimum_holds(rates: list[float], spare: int, minimum: int) -> None:
+@given(
+    rates=st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    spare=st.integers(0, 200),
+    minimum=st.integers(0, 5),
+)
+def test_the_sum_is_exact_and_the_minimum_holds(
+    rates: list[float], spare: int, minimum: int
+) -> None:
     total = minimum * len(rates) + spare
     sigmas = sigma_of(rates).tolist()
     sizes = largest_remainder(sigmas, total, minimum)

@@ -25,7 +25,9 @@ def test_every_name_builds_and_asks() -> None:
     for name in CURRICULA:
         find_plan(name)
         settings = config.CurriculumSettings(name=name, rollouts=5)
-        facts = Facts(ids=["a", "b", "c"], characters=[1, 2, 9], tasks=["t"] * 3, levels=[1, None, 3])
+        facts = Facts(
+            ids=["a", "b", "c"], characters=[1, 2, 9], tasks=["t"] * 3, levels=[1, None, 3]
+        )
         curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=1)
         requests = curriculum.plan(at(groups=1))
         assert requests and all(r.sampling.stop_ids == SAMPLING.stop_ids for r in requests)
@@ -42,7 +44,10 @@ def test_knobs_arrive() -> None:
     assert (gate.starvation, gate.patience, gate.sampling) == ("relax", 7, SAMPLING)
     assert gate.source.seed == 3  # type: ignore[attr-defined]
     assert isinstance(
-        build_curriculum(config.CurriculumSettings(), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0), Uniform
+        build_curriculum(
+            config.CurriculumSettings(), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0
+        ),
+        Uniform,
     )
 
 
@@ -50,8 +55,15 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(WhetError, match='no curriculum "unifrom"; did you mean "uniform"'):
         find_plan("unifrom")
     with pytest.raises(WhetError, match='did you mean "dapo"'):
-        build_curriculum(config.CurriculumSettings(name="DAPO"), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0)
-    with pytest.raises(WhetError, match="known are all, cures, dapo, scalingrl, speed, stages, uniform"):
+        build_curriculum(
+            config.CurriculumSettings(name="DAPO"),
+            facts=Facts(ids=["a"]),
+            sampling=SAMPLING,
+            seed=0,
+        )
+    with pytest.raises(
+        WhetError, match="known are all, cures, dapo, scalingrl, speed, stages, uniform"
+    ):
         find_plan("zzz")
 
 
@@ -75,7 +87,12 @@ def test_weights_are_refused_where_they_would_be_passed_over(source: str) -> Non
 
 
 def test_facts_among_some_of_the_ids() -> None:
-    facts = Facts(ids=["a", "b", "c", "d"], entries=[(1, 2.0), (3, 1.0)], levels=[1, 2, 3, 4], characters=[5, 6, 7, 8])
+    facts = Facts(
+        ids=["a", "b", "c", "d"],
+        entries=[(1, 2.0), (3, 1.0)],
+        levels=[1, 2, 3, 4],
+        characters=[5, 6, 7, 8],
+    )
     some = facts.among(["b", "d"])
     assert (list(some.ids), list(some.entries)) == (["b", "d"], [(0, 2.0), (2, 1.0)])
     assert (list(some.levels), list(some.characters), list(some.tasks)) == ([2, 4], [6, 8], [])
@@ -86,13 +103,24 @@ def test_sources_under_gates() -> None:
 
     def built(**settings: object) -> object:
         return build_curriculum(
-            config.CurriculumSettings(rollouts=8, **settings), facts=facts, sampling=SAMPLING, seed=0
+            config.CurriculumSettings(rollouts=8, **settings),
+            facts=facts,
+            sampling=SAMPLING,
+            seed=0,
         )  # type: ignore[arg-type]
 
     speed = built(name="speed", source="scalingrl")
-    assert isinstance(speed, Speed) and isinstance(speed.source, ScalingRLSource) and speed.allocate is None
+    assert (
+        isinstance(speed, Speed)
+        and isinstance(speed.source, ScalingRLSource)
+        and speed.allocate is None
+    )
     both = built(name="speed", source="cures over scalingrl")
-    assert isinstance(both, Speed) and isinstance(both.source, CuresSource) and both.allocate is not None
+    assert (
+        isinstance(both, Speed)
+        and isinstance(both.source, CuresSource)
+        and both.allocate is not None
+    )
     assert isinstance(both.source.pool, ScalingRLSource)
     everything = built(name="all")
     assert isinstance(everything, Stages) and isinstance(everything.inner, Speed)
@@ -116,7 +144,11 @@ def test_sources_under_gates() -> None:
 def test_every_name_keeps_the_contract(name: str, max_age: int) -> None:
     def make(ids: Sequence[str], seed: int) -> Curriculum:
         settings = config.CurriculumSettings(name=name, rollouts=6, max_age=max_age)
-        facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))], levels=[i % 5 for i in range(len(ids))])
+        facts = Facts(
+            ids=ids,
+            characters=[i % 7 for i in range(len(ids))],
+            levels=[i % 5 for i in range(len(ids))],
+        )
         return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
 
     check_contract(make, epochs=name in ("uniform", "dapo", "speed"), max_age=max_age)
@@ -153,18 +185,24 @@ def test_the_columns_of_the_data_are_not_left_for_the_first_update_to_collect() 
     """A list of a million names takes the collector 8 ms to look at, once: then it is old, and looked at seldom."""
     ids, characters = [f"p{i}" for i in range(5000)], list(range(5000))
     build_curriculum(
-        config.CurriculumSettings(name="all"), facts=Facts(ids=ids, characters=characters), sampling=SAMPLING, seed=0
+        config.CurriculumSettings(name="all"),
+        facts=Facts(ids=ids, characters=characters),
+        sampling=SAMPLING,
+        seed=0,
     )
     young = {id(held) for generation in (0, 1) for held in gc.get_objects(generation)}
     assert not young & {id(ids), id(characters)}
 
 
-VALUES = {"dict", "tuple", "set", "array", "Group", "Batch", "Rollout", "Visit", "Seat"}  # a value, not a state
+# a value, not a state
+VALUES = {"dict", "tuple", "set", "array", "Group", "Batch", "Rollout", "Visit", "Seat"}
 
 
 def names_of(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path of every name in a state and in the states inside it."""
-    for name, value in state.items() if isinstance(state, dict) and not state.keys() & VALUES else ():
+    for name, value in (
+        state.items() if isinstance(state, dict) and not state.keys() & VALUES else ()
+    ):
         yield (*path, name)
         yield from names_of(value, (*path, name))
 

@@ -24,13 +24,17 @@ from whet.types import Batch, Clock, Group, Report, Request, Rollout
 GATES: dict[str, Any] = {
     "uniform": Uniform,
     "dapo": Dapo,
-    "screening": lambda *args, rollouts, **knobs: Screening(*args, rollouts=rollouts, more=rollouts + 1, **knobs),
+    "screening": lambda *args, rollouts, **knobs: Screening(
+        *args, rollouts=rollouts, more=rollouts + 1, **knobs
+    ),
 }
 
 WORLDS = st.builds(
     World,
     prompts=st.integers(1, 30),
-    pass_rates=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=1, max_size=6).map(tuple),
+    pass_rates=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=1, max_size=6).map(
+        tuple
+    ),
     groups=st.integers(1, 5),
     updates=st.integers(1, 5),
     slots=st.none() | st.integers(1, 40),
@@ -54,17 +58,33 @@ KNOBS = st.fixed_dictionaries(
 @pytest.mark.parametrize("name", GATES)
 @settings(max_examples=30, deadline=None)
 @given(world=WORLDS, knobs=KNOBS, share=st.sampled_from([0.1, 0.5, 1.0]))
-def test_the_contract_holds_in_any_world(name: str, world: World, knobs: dict[str, Any], share: float) -> None:
+def test_the_contract_holds_in_any_world(
+    name: str, world: World, knobs: dict[str, Any], share: float
+) -> None:
     def make(ids: Sequence[str], seed: int) -> Gate:
         return GATES[name](UniformSource(ids, seed), sampling=SAMPLING, **knobs)
 
     fixed = None if name == "screening" else knobs["rollouts"]
-    check_world(make, world, save_share=share, max_age=knobs["max_age"], rollouts=fixed, patience=knobs["patience"])
+    check_world(
+        make,
+        world,
+        save_share=share,
+        max_age=knobs["max_age"],
+        rollouts=fixed,
+        patience=knobs["patience"],
+    )
 
 
 @settings(max_examples=40, deadline=None)
-@given(name=st.sampled_from(sorted(GATES)), world=WORLDS, knobs=KNOBS, save_share=st.sampled_from([0.0, 0.5]))
-def test_the_books_balance(name: str, world: World, knobs: dict[str, Any], save_share: float) -> None:
+@given(
+    name=st.sampled_from(sorted(GATES)),
+    world=WORLDS,
+    knobs=KNOBS,
+    save_share=st.sampled_from([0.0, 0.5]),
+)
+def test_the_books_balance(
+    name: str, world: World, knobs: dict[str, Any], save_share: float
+) -> None:
     def make(ids: Sequence[str], seed: int) -> Gate:
         return GATES[name](UniformSource(ids, seed), sampling=SAMPLING, **knobs)
 
@@ -81,14 +101,20 @@ def test_the_books_balance(name: str, world: World, knobs: dict[str, Any], save_
 @pytest.mark.slow
 def test_screening_keeps_the_contract() -> None:
     check_contract(
-        lambda ids, seed: Screening(UniformSource(ids, seed), sampling=SAMPLING, rollouts=2, more=4, max_age=1),
+        lambda ids, seed: Screening(
+            UniformSource(ids, seed), sampling=SAMPLING, rollouts=2, more=4, max_age=1
+        ),
         max_age=1,
     )
 
 
 def test_work_does_not_grow_with_the_number_of_prompts() -> None:
     for gate in (Uniform, Dapo):
-        check_cost(lambda ids, seed: gate(UniformSource(ids, seed), sampling=SAMPLING, rollouts=4), 1_000, 100_000)  # noqa: B023
+        check_cost(
+            lambda ids, seed: gate(UniformSource(ids, seed), sampling=SAMPLING, rollouts=4),  # noqa: B023
+            1_000,
+            100_000,
+        )
 
 
 def test_an_update_can_be_timed() -> None:
@@ -250,7 +276,13 @@ class Gapped(Uniform):
 
     def plan(self, clock: Clock) -> list[Request]:
         return [
-            Request(prompt_id=r.prompt_id, group_id=r.group_id, first_index=1, n=r.n - 1, sampling=r.sampling)
+            Request(
+                prompt_id=r.prompt_id,
+                group_id=r.group_id,
+                first_index=1,
+                n=r.n - 1,
+                sampling=r.sampling,
+            )
             for r in super().plan(clock)
         ]
 
@@ -259,7 +291,9 @@ class Greedy(Uniform):
     """4: asks for more than fits."""
 
     def plan(self, clock: Clock) -> list[Request]:
-        return super().plan(Clock(**{**{f: getattr(clock, f) for f in Clock.__slots__}, "free": 1000}))
+        return super().plan(
+            Clock(**{**{f: getattr(clock, f) for f in Clock.__slots__}, "free": 1000})
+        )
 
 
 class Stubborn(Dapo):
@@ -362,7 +396,9 @@ BROKEN: list[tuple[int, Any]] = [
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("line", "gate"), BROKEN, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("line", "gate"), BROKEN, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_the_suite_catches(line: int, gate: type[Gate]) -> None:
     with pytest.raises(AssertionError, match=f"^Contract line {line} "):
         check_contract(

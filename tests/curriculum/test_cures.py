@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, answer_all, answers, asks, at, cut, held_tokens, mean_rates, metric, trained
+from scripted import (
+    SAMPLING,
+    answer_all,
+    answers,
+    asks,
+    at,
+    cut,
+    held_tokens,
+    mean_rates,
+    metric,
+    trained,
+)
 from test_contract import KNOBS, WORLDS
 
 from whet import config
@@ -27,8 +38,12 @@ from whet.types import Group, Report, Request
 IDS = [f"p{i}" for i in range(4)]
 
 
-def make(ids: Sequence[str], seed: int, source: dict[str, Any] | None = None, **knobs: Any) -> Cures:
-    return Cures(CuresSource(ids, seed, **(source or {})), sampling=SAMPLING, **{"rollouts": 4, **knobs})
+def make(
+    ids: Sequence[str], seed: int, source: dict[str, Any] | None = None, **knobs: Any
+) -> Cures:
+    return Cures(
+        CuresSource(ids, seed, **(source or {})), sampling=SAMPLING, **{"rollouts": 4, **knobs}
+    )
 
 
 def knowing(verdicts: dict[str, str], **knobs: Any) -> Cures:
@@ -108,7 +123,10 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> N
     m = {key.removeprefix("curriculum/"): value for key, value in run.curriculum.metrics().items()}
     gate = run.curriculum
     assert isinstance(gate, Cures)
-    assert gate.book.next_id == m["accepted"] + m["unjudged_groups"] + m["probed"] + m["cut"] + m["open"]
+    assert (
+        gate.book.next_id
+        == m["accepted"] + m["unjudged_groups"] + m["probed"] + m["cut"] + m["open"]
+    )
     assert m["accepted"] == m["trained"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
     assert m["tokens_kept"] + m["tokens_dropped"] + held_tokens(gate) == run.simulator.tokens
@@ -162,7 +180,9 @@ def test_pictures_of_posterior_and_allocation() -> None:
     assert {i: n for i, n in enumerate(shown["counts"]) if n} == {8: 1, 15: 1, 17: 2}
     given = {i: n for i, n in enumerate(shown["rollouts"]) if n is not None}
     assert given == {3: 3.0, 10: 5.0, 16: 3.0}, "by what was known when they were asked for"
-    assert set(gate.pictures()["posterior"]["rollouts"]) == {None}, "of the time since the last picture"
+    assert set(gate.pictures()["posterior"]["rollouts"]) == {None}, (
+        "of the time since the last picture"
+    )
 
 
 def test_the_minimum_holds() -> None:
@@ -198,7 +218,11 @@ def test_a_cut_group_is_asked_again_for_as_many() -> None:
     gate.observe([cut(first[1], 0)])
     (again,) = gate.plan(at(groups=4))
     assert (again.prompt_id, again.n) == (first[1].prompt_id, first[1].n)
-    answer_all(gate, [first[0], first[2], first[3], again], ["r" * r.n for r in (first[0], first[2], first[3], again)])
+    answer_all(
+        gate,
+        [first[0], first[2], first[3], again],
+        ["r" * r.n for r in (first[0], first[2], first[3], again)],
+    )
     assert trained(gate.emit(at(groups=4))) == [request.prompt_id for request in first]
 
 
@@ -221,7 +245,12 @@ def test_verdicts_reach_the_next_plan() -> None:
     gate = make([f"p{i}" for i in range(6)], 1, {"tau": 0.001})
     for step in range(3):  # every prompt once: all unseen ones come before those with a verdict
         requests = gate.plan(at(step=step))
-        answer_all(gate, requests, ["rrww" if r.prompt_id in ("p2", "p5") else "wwww" for r in requests], version=step)
+        answer_all(
+            gate,
+            requests,
+            ["rrww" if r.prompt_id in ("p2", "p5") else "wwww" for r in requests],
+            version=step,
+        )
         assert gate.emit(at(step=step)) is not None
     assert {prompt_id for prompt_id, _ in asks(gate.plan(at(step=3)))} == {"p2", "p5"}
     assert metric(gate, "prompts_visited") == 6
@@ -248,7 +277,11 @@ def test_a_subset_is_probed_in_slices_before_it_trains() -> None:
         probed += [r.prompt_id for r in requests]
         assert gate.emit(at()) is None
     assert len(set(probed)) == 5
-    assert (metric(gate, "probed"), metric(gate, "asked"), metric(gate, "tokens_dropped")) == (5, 0, 100)
+    assert (metric(gate, "probed"), metric(gate, "asked"), metric(gate, "tokens_dropped")) == (
+        5,
+        0,
+        100,
+    )
     requests = gate.plan(at())
     assert {r.phase for r in requests} == {"train"}
     answer_all(gate, requests, ["rw", "rr"])
@@ -340,7 +373,10 @@ def test_sigma_is_of_the_probe_where_there_was_one() -> None:
 
 def test_a_subset_begins_with_a_new_reference_and_optimiser() -> None:
     settings = config.CurriculumSettings(
-        name="cures", groups=2, rollouts=2, cures=config.CuresSettings(subsets=2, subset_steps=3, probe=0)
+        name="cures",
+        groups=2,
+        rollouts=2,
+        cures=config.CuresSettings(subsets=2, subset_steps=3, probe=0),
     )
 
     def build() -> Any:

@@ -28,7 +28,11 @@ def test_kept_iff_the_judged_rollouts_disagree() -> None:
     gate = Dapo(Listed(ABC), sampling=SAMPLING, rollouts=8)
     answer_all(gate, gate.plan(at()), ["r" * 8, "r" * 7 + "w", "w" * 8, "uuuuuurr"])
     assert gate.holds() == {1}
-    assert (metric(gate, "accepted"), metric(gate, "rejected_easy"), metric(gate, "rejected_hard")) == (1, 2, 1)
+    assert (
+        metric(gate, "accepted"),
+        metric(gate, "rejected_easy"),
+        metric(gate, "rejected_hard"),
+    ) == (1, 2, 1)
 
 
 def test_asks_by_the_acceptance_seen_and_keeps_the_surplus() -> None:
@@ -72,7 +76,9 @@ def test_a_bad_start_sets_off_no_flood() -> None:
 @pytest.mark.parametrize("slots", [None, 24])
 def test_only_groups_with_signal_train(slots: int | None) -> None:
     world = World(prompts=60, pass_rates=(0.0, 0.0, 0.0, 0.5, 1.0), updates=10, slots=slots)
-    metrics = play(lambda ids, seed: make(ids, seed, max_age=2), world, max_age=2).curriculum.metrics()
+    metrics = play(
+        lambda ids, seed: make(ids, seed, max_age=2), world, max_age=2
+    ).curriculum.metrics()
     assert metrics["curriculum/trained"] == 40
     assert metrics["curriculum/rejected_hard"] > metrics["curriculum/rejected_easy"] > 0
     assert 0.1 < metrics["curriculum/acceptance"] == metrics["curriculum/signal_share"] < 0.3

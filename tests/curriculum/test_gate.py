@@ -6,7 +6,19 @@ import json
 from typing import Any
 
 import pytest
-from scripted import SAMPLING, Listed, Once, Screening, answer_all, answers, asks, at, cut, metric, trained
+from scripted import (
+    SAMPLING,
+    Listed,
+    Once,
+    Screening,
+    answer_all,
+    answers,
+    asks,
+    at,
+    cut,
+    metric,
+    trained,
+)
 
 from whet.curriculum.gate import Admission, Dapo, Gate, Uniform
 from whet.errors import Starved
@@ -28,7 +40,9 @@ def test_barrier_asks_for_what_the_batch_lacks() -> None:
     gate = uniform()
     requests = gate.plan(at(groups=3))
     assert asks(requests) == [("A", 2), ("B", 2), ("C", 2)]
-    assert [(r.group_id, r.first_index, r.phase, r.sampling) for r in requests[:1]] == [(0, 0, "train", SAMPLING)]
+    assert [(r.group_id, r.first_index, r.phase, r.sampling) for r in requests[:1]] == [
+        (0, 0, "train", SAMPLING)
+    ]
     assert gate.plan(at(groups=3)) == []  # all of it is on its way
     answer_all(gate, requests[::-1], ["rw", "uu", "rw"])
     assert gate.emit(at(groups=3)) is None  # B got no verdict
@@ -61,7 +75,8 @@ def test_nothing_is_asked_ahead_that_would_be_too_old_to_train() -> None:
 
 def test_no_more_is_asked_ahead_than_may_train() -> None:
     gate = uniform("ABCDEFGHIJ", max_age=1, look_ahead=4.0)
-    assert len(gate.plan(at(free=100))) == 4  # two for this update and two for the next; more would be too old
+    # two for this update and two for the next; more would be too old
+    assert len(gate.plan(at(free=100))) == 4
 
 
 def test_a_group_larger_than_the_engine_is_asked_alone() -> None:
@@ -81,7 +96,8 @@ def test_cut_groups_are_asked_again_first_in_ask_order_with_new_ids() -> None:
     gate.observe([*answers(a, "rw"), *answers(b, "rw")])
     assert trained(gate.emit(at())) == ["A", "B"]
     gate.observe([cut(d, 1)])  # the later one first
-    gate.observe([answers(c, "rw")[1], cut(c, 0), answers(d, "rw")[0]])  # before and after its group was cut
+    # before and after its group was cut
+    gate.observe([answers(c, "rw")[1], cut(c, 0), answers(d, "rw")[0]])
     assert gate.holds() == set()
     again = gate.plan(at(step=1, free=100))
     assert [(r.prompt_id, r.group_id) for r in again] == [("C", 4), ("D", 5), ("E", 6), ("F", 7)]
@@ -129,10 +145,21 @@ def test_age_is_bounded_at_emit() -> None:
         batch = gate.emit(at(version=version))
         assert (batch is not None) is kept
         if kept:
-            assert (metric(gate, "age_mean"), metric(gate, "age_max"), metric(gate, "expired")) == (1, 1, 0)
+            assert (metric(gate, "age_mean"), metric(gate, "age_max"), metric(gate, "expired")) == (
+                1,
+                1,
+                0,
+            )
         else:
-            assert [(r.prompt_id, r.group_id) for r in gate.plan(at(version=version))] == [("A", 2), ("B", 3)]
-            assert (metric(gate, "expired"), metric(gate, "reasked"), metric(gate, "cut")) == (2, 2, 0)
+            assert [(r.prompt_id, r.group_id) for r in gate.plan(at(version=version))] == [
+                ("A", 2),
+                ("B", 3),
+            ]
+            assert (metric(gate, "expired"), metric(gate, "reasked"), metric(gate, "cut")) == (
+                2,
+                2,
+                0,
+            )
 
 
 def test_age_is_that_of_the_oldest_trained_token() -> None:
@@ -156,7 +183,9 @@ def test_unjudged_rollouts_are_left_out_and_groups_without_two_verdicts_dropped(
     assert [[r.index for r in g.rollouts] for g in batch.groups] == [[0, 2], [0, 1, 2]]
     assert metric(gate, "unjudged_groups") == 1
     assert (metric(gate, "tokens_kept"), metric(gate, "tokens_dropped")) == (50, 40)
-    assert metric(gate, "signal_share") == 0.5 and metric(gate, "acceptance") == pytest.approx(2 / 3)
+    assert metric(gate, "signal_share") == 0.5 and metric(gate, "acceptance") == pytest.approx(
+        2 / 3
+    )
 
 
 # Starvation
@@ -224,7 +253,10 @@ def test_relax_holds_no_more_than_a_batch_could_take() -> None:
 
 
 def test_relax_cannot_use_what_is_too_old_or_unjudged() -> None:
-    for gate, version in ((starving(["ww"] * 4, starvation="relax"), 1), (starving(["uu"] * 4, starvation="relax"), 0)):
+    for gate, version in (
+        (starving(["ww"] * 4, starvation="relax"), 1),
+        (starving(["uu"] * 4, starvation="relax"), 0),
+    ):
         with pytest.raises(Starved, match="none found useful, 2 are needed") as error:
             gate.emit(at(version=version))
         assert "curriculum.starvation" not in str(error.value)
@@ -281,7 +313,11 @@ def test_screen_then_continue() -> None:
     assert batch is not None and trained(batch) == ["A", "C"]
     assert [len(g.rollouts) for g in batch.groups] == [4, 4]
     assert (metric(gate, "asked"), metric(gate, "rollouts")) == (8, 20)
-    assert (metric(gate, "rejected_hard"), metric(gate, "rejected_easy"), metric(gate, "accepted")) == (5, 1, 2)
+    assert (
+        metric(gate, "rejected_hard"),
+        metric(gate, "rejected_easy"),
+        metric(gate, "accepted"),
+    ) == (5, 1, 2)
 
 
 def test_more_qualify_than_a_batch_takes() -> None:
@@ -289,7 +325,8 @@ def test_more_qualify_than_a_batch_takes() -> None:
     answer_all(gate, gate.plan(at()), ["rw"] * 5)
     answer_all(gate, gate.plan(at()), ["rw"] * 5 + ["ww"] * 5)
     assert trained(gate.emit(at(step=0))) == ["A", "B"]
-    assert trained(gate.emit(at(step=1))) == ["C", "D"]  # no plan between: nothing had to be generated
+    # no plan between: nothing had to be generated
+    assert trained(gate.emit(at(step=1))) == ["C", "D"]
     assert metric(gate, "age_mean") == 1
     assert gate.emit(at(step=2)) is None and (gate.book.ready, gate.book.open) == (1, 0)
 
@@ -317,7 +354,10 @@ def test_where_an_update_cuts_nothing_that_was_begun_before_it_is_kept() -> None
     assert trained(gate.emit(now)) == ["A", "B"] and gate.holds() == {2, 3}
     assert gate.emit(at(step=1, free=100, cut=True)) is None and gate.holds() == set()
     gate.observe([cut(d, 0), cut(d, 1)])
-    assert [(r.prompt_id, r.group_id) for r in gate.plan(at(step=1, free=100, cut=True))[:2]] == [("C", 4), ("D", 5)]
+    assert [(r.prompt_id, r.group_id) for r in gate.plan(at(step=1, free=100, cut=True))[:2]] == [
+        ("C", 4),
+        ("D", 5),
+    ]
     assert (metric(gate, "cut"), metric(gate, "expired"), metric(gate, "reasked")) == (2, 0, 2)
     assert metric(gate, "tokens_dropped") == 20 + 3 + 3
 
@@ -338,7 +378,10 @@ def test_where_an_update_cuts_a_group_counts_once_the_batch_cannot_do_without_it
     copy = Dapo(Listening("ABCDE"), sampling=SAMPLING, rollouts=2)
     copy.load_state_dict(json.loads(json.dumps(gate.state_dict())))
     gate.observe(answers(a, "rr"))
-    assert seen == [*"BBAACC"] and (metric(gate, "rejected_easy"), metric(gate, "rejected_hard")) == (1, 1)
+    assert seen == [*"BBAACC"] and (
+        metric(gate, "rejected_easy"),
+        metric(gate, "rejected_hard"),
+    ) == (1, 1)
     copy.observe(answers(a, "rr"))
     assert seen == [*"BBAACCAACC"] and copy.metrics() == gate.metrics()
 

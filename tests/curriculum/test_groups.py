@@ -34,7 +34,8 @@ def test_a_group_is_complete_when_all_asked_rollouts_came_in_any_order() -> None
     assert book.add(third) is None and book.add(second) is None
     visit = book.add(first)
     assert visit is not None and visit.tokens == 30
-    assert [r.index for r in visit.group.rollouts] == [0, 1]  # by index; the unjudged one is left out
+    # by index; the unjudged one is left out
+    assert [r.index for r in visit.group.rollouts] == [0, 1]
 
 
 def test_more_may_be_asked_under_the_same_id_and_place() -> None:

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from whet.curriculum.scalingrl import ALL_RIGHT, ALL_WRONG, MIXED, UNSEEN, History
 
 
-def add(history: History, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int) -> None:
-    history.add(*(np.array([value]) for value in (row, group_id, right, judged, tokens)), epoch=epoch)
+def add(
+    history: History, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int
+) -> None:
+    history.add(
+        *(np.array([value]) for value in (row, group_id, right, judged, tokens)), epoch=epoch
+    )
 
 
 def test_groups_that_come_together_count_as_one_by_one() -> None:
@@ -75,20 +79,34 @@ def test_late_rollouts_of_an_older_group_count_with_the_latest() -> None:
     assert history.rate[0] == pytest.approx((0.25 + 1.0) / 2)
 
 
-events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3), st.integers(0, 3)), max_size=30)
+events = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3), st.integers(0, 3)),
+    max_size=30,
+)
 
 
 @given(events, st.integers(0, 30))
-def test_a_saved_history_goes_on_as_if_never_interrupted(steps: list[tuple[int, ...]], save_at: int) -> None:
+def test_a_saved_history_goes_on_as_if_never_interrupted(
+    steps: list[tuple[int, ...]], save_at: int
+) -> None:
     def run(saving: bool) -> History:
         history = History(5)
         for number, (row, group, right, wrong) in enumerate(steps):
             if right + wrong:
-                add(history, row, group_id=group, right=right, judged=right + wrong, tokens=7 * right + 1, epoch=number)
+                add(
+                    history,
+                    row,
+                    group_id=group,
+                    right=right,
+                    judged=right + wrong,
+                    tokens=7 * right + 1,
+                    epoch=number,
+                )
             if saving and number == save_at:
                 state = json.loads(json.dumps(history.state_dict()))
                 history = History(5)
-                add(history, 4, group_id=1, right=1, judged=2, tokens=3, epoch=4)  # overwritten by the state
+                # overwritten by the state
+                add(history, 4, group_id=1, right=1, judged=2, tokens=3, epoch=4)
                 history.load_state_dict(state)
         return history
 
@@ -102,6 +120,11 @@ def test_an_heir_knows_what_was_seen_of_the_prompts_it_has() -> None:
     add(old, 1, group_id=4, right=1, judged=4, tokens=40, epoch=7)
     add(old, 2, group_id=5, right=0, judged=4, tokens=80, epoch=7)
     new.inherit(old, rows=np.array([0]), theirs=np.array([2]))
-    assert (int(new.kind[0]), float(new.length[0]), int(new.epoch[0]), int(new.visits[1])) == (ALL_WRONG, 20.0, 0, 0)
+    assert (int(new.kind[0]), float(new.length[0]), int(new.epoch[0]), int(new.visits[1])) == (
+        ALL_WRONG,
+        20.0,
+        0,
+        0,
+    )
     add(new, 0, group_id=9, right=2, judged=4, tokens=40, epoch=1)
     assert float(new.rate[0]) == 0.25 and int(old.visits[2]) == 1

@@ -18,7 +18,10 @@ def test_a_part_is_a_list_of_its_own_also_of_a_part(first: set[int], second: set
     part = ids.some(rows)
     among = np.array(sorted(row % len(rows) for row in second))
     among = np.unique(among)
-    for some, names in ((part, [ABC[i] for i in rows]), (part.some(among), [ABC[i] for i in rows[among]])):
+    for some, names in (
+        (part, [ABC[i] for i in rows]),
+        (part.some(among), [ABC[i] for i in rows[among]]),
+    ):
         assert list(some) == names == [some[row] for row in range(len(some))]
         assert some.rows(names).tolist() == list(range(len(names)))
         assert [name in some for name in ABC] == [name in names for name in ABC]
@@ -36,7 +39,13 @@ def test_a_fingerprint_is_of_the_ids_their_order_and_of_what_they_are_part_of() 
     ids, rows = Ids(ABC), np.array([1, 3])
     ids.load_state_dict(Ids(tuple(ABC)).state_dict())
     ids.some(rows).load_state_dict(Ids(ABC).some(rows).state_dict())
-    others = [Ids(ABC[::-1]), Ids(ABC[:-1]), ids.some(rows), Ids(ABC[:-1]).some(rows), ids.some(np.array([1, 4]))]
+    others = [
+        Ids(ABC[::-1]),
+        Ids(ABC[:-1]),
+        ids.some(rows),
+        Ids(ABC[:-1]).some(rows),
+        ids.some(np.array([1, 4])),
+    ]
     assert len({ids.state_dict(), *(other.state_dict() for other in others)}) == 6
     with pytest.raises(WhetError, match="other prompts than the 8 given now"):
         ids.load_state_dict(others[0].state_dict())

@@ -8,7 +8,8 @@ import pytest
 from whet.curriculum.allocation import COMMON_RATE, Moments, moments_of
 
 RIGHT = np.array([[1.0, 0.0], [3.0, 0.0]])  # mean (2, 0), mean square 5, variance 2
-WRONG = np.array([[0.0, 1.0], [0.0, 3.0], [0.0, 5.0]])  # mean (0, 3), mean square 35 / 3, variance 4
+# mean (0, 3), mean square 35 / 3, variance 4
+WRONG = np.array([[0.0, 1.0], [0.0, 3.0], [0.0, 5.0]])
 NONE = np.empty((0, 2))
 
 
@@ -33,7 +34,9 @@ def test_the_estimates_are_unbiased_and_the_plain_distance_is_not() -> None:
         plain.append(np.sum((right.mean(0) - wrong.mean(0)) ** 2))
     assert np.mean(gaps, axis=0) == pytest.approx([9, 18, 1], abs=0.2)
     assert np.mean(plain) == pytest.approx(1 + 8 / 3 + 18 / 5, abs=0.2)
-    assert np.min(gaps, axis=0)[2] < 0, "some are negative, and must stay so until they are averaged"
+    assert np.min(gaps, axis=0)[2] < 0, (
+        "some are negative, and must stay so until they are averaged"
+    )
 
 
 def test_averages_over_visits_and_over_updates() -> None:
@@ -41,10 +44,16 @@ def test_averages_over_visits_and_over_updates() -> None:
     moments = Moments(3)
     moments.update([(0, RIGHT, WRONG), (1, 2 * RIGHT, WRONG[:2])])
     assert moments.common == pytest.approx([12.5, 25 / 3, 77 / 6])
-    own = [[12.5 - 2.25, 25 / 3 + 1, 77 / 6 - 0.65], [12.5 + 2.25, 25 / 3 - 1, 77 / 6 + 0.65], [12.5, 25 / 3, 77 / 6]]
+    own = [
+        [12.5 - 2.25, 25 / 3 + 1, 77 / 6 - 0.65],
+        [12.5 + 2.25, 25 / 3 - 1, 77 / 6 + 0.65],
+        [12.5, 25 / 3, 77 / 6],
+    ]
     assert moments.of(np.arange(3)) == pytest.approx(np.array(own), rel=1e-6)
     moments.update([(0, 2 * RIGHT, NONE)])  # from 10.25 towards 20; the rest stays
-    assert moments.of(np.array([0])) == pytest.approx(np.array([[10.25 + 0.3 * 9.75, *own[0][1:]]]), rel=1e-6)
+    assert moments.of(np.array([0])) == pytest.approx(
+        np.array([[10.25 + 0.3 * 9.75, *own[0][1:]]]), rel=1e-6
+    )
     assert moments.common == pytest.approx([12.5 + COMMON_RATE * 7.5, 25 / 3, 77 / 6])
     assert moments.visited.tolist() == [0, 1]
 
@@ -53,7 +62,8 @@ def test_a_gap_is_clipped_only_where_it_is_read() -> None:
     moments = Moments(1)
     moments.update([(0, np.array([[1.0], [-1.0]]), np.array([[1.0], [-1.0]]))])  # 0 - 2/2 - 2/2
     assert moments.of(np.array([0])).tolist() == [[1, 1, 0]]
-    moments.update([(0, np.array([[2.0], [2.0]]), np.array([[-2.0], [-2.0]]))])  # 16, no noise: -2 + 0.3 * 18
+    # 16, no noise: -2 + 0.3 * 18
+    moments.update([(0, np.array([[2.0], [2.0]]), np.array([[-2.0], [-2.0]]))])
     assert moments.of(np.array([0])) == pytest.approx(np.array([[1.9, 1.9, 3.4]]), rel=1e-6)
 
 
@@ -72,7 +82,8 @@ def test_nothing_known_is_the_pass_rates_own_form() -> None:
     assert moments.of(np.array([0, 1])).tolist() == [[1, 1, 0], [1, 1, 0]]
     moments.update([])
     assert moments.of(np.array([1])).tolist() == [[1, 1, 0]]
-    moments.update([(0, NONE, WRONG)])  # one class only, as under an estimator that passes over the other
+    # one class only, as under an estimator that passes over the other
+    moments.update([(0, NONE, WRONG)])
     assert moments.of(np.array([1])) == pytest.approx(np.array([[35 / 3, 35 / 3, 0]]))
     moments.common = np.zeros(3)
     moments._own[1] = (2.0, np.nan, np.nan)
@@ -92,7 +103,8 @@ def test_resumes_exactly_and_keeps_only_visited_prompts() -> None:
     moments, other = Moments(1000), Moments(1000)
     for step in range(5):
         groups = [
-            (int(row), rng.normal(size=(2, 4)), rng.normal(size=(step % 3, 4))) for row in rng.integers(9, size=3)
+            (int(row), rng.normal(size=(2, 4)), rng.normal(size=(step % 3, 4)))
+            for row in rng.integers(9, size=3)
         ]
         moments.update(groups)
         text = json.dumps(moments.state_dict(), allow_nan=False)

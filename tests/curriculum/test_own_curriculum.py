@@ -54,7 +54,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(name: str, facts: Facts | None = None, **settings: Any) -> Any:
-    table = config.CurriculumSettings.model_validate({"name": name, "rollouts": 4, "max_age": 1, **settings})
+    table = config.CurriculumSettings.model_validate(
+        {"name": name, "rollouts": 4, "max_age": 1, **settings}
+    )
     facts = facts or Facts(ids=[f"p{i}" for i in range(20)], characters=range(20))
     return build_curriculum(table, facts=facts, sampling=SAMPLING, seed=3)
 
@@ -63,7 +65,9 @@ def test_a_gate_gets_the_settings_of_the_table_and_every_wrapper() -> None:
     gate = build("my_curricula:Band", patience=7)
     assert isinstance(gate, Gate) and (gate.rollouts, gate.max_age, gate.patience) == (4, 1, 7)
     assert gate.source.seed == 3 and len(gate.plan(at(groups=2))) == 2  # type: ignore[attr-defined]
-    staged = build("my_curricula:Band", source="scalingrl", stages=[{"subset": "short", "steps": 2}, {}])
+    staged = build(
+        "my_curricula:Band", source="scalingrl", stages=[{"subset": "short", "steps": 2}, {}]
+    )
     assert isinstance(staged, Stages) and type(staged.inner).__name__ == "Band"  # type: ignore[attr-defined]
 
 
@@ -84,12 +88,21 @@ def test_a_whole_curriculum_is_built_from_facts_and_refuses_what_only_a_gate_can
     [
         ("my_curricula:", 'is written "module:Class"'),
         ("no_such:Band", 'there is no module "no_such" in .* or among the installed packages'),
-        ("broken_curricula:Band", "importing broken_curricula failed with ZeroDivisionError: division by zero"),
+        (
+            "broken_curricula:Band",
+            "importing broken_curricula failed with ZeroDivisionError: division by zero",
+        ),
         ("my_curricula:Bund", 'my_curricula has no class "Bund"'),
         ("my_curricula:number", 'my_curricula has no class "number"'),
-        ("my_curricula:Half", "Half lacks emit, updated, holds, waits, metrics, state_dict, load_state_dict"),
+        (
+            "my_curricula:Half",
+            "Half lacks emit, updated, holds, waits, metrics, state_dict, load_state_dict",
+        ),
         ("my_curricula:NoAdmit", "NoAdmit lacks admit"),
-        ("my_curricula:Other", r"is built with \(source, sampling, rollouts, .*\), which does not fit"),
+        (
+            "my_curricula:Other",
+            r"is built with \(source, sampling, rollouts, .*\), which does not fit",
+        ),
     ],
 )
 def test_what_cannot_be_a_curriculum_is_refused_with_one_sentence(name: str, sentence: str) -> None:

@@ -36,11 +36,14 @@ def test_a_prior_is_fitted_to_the_pass_rates_seen() -> None:
     assert posterior.betas(np.array([2])) == [(0.5, 0.5)]
     counted(posterior, "a", "rrww")
     counted(posterior, "b", "wwww")
-    assert posterior.fit_priors()[0] == pytest.approx([2.2 / 3, 2 * 2.2 / 3])  # 0.1528 / 0.0694 = 2.2 in all
+    # 0.1528 / 0.0694 = 2.2 in all
+    assert posterior.fit_priors()[0] == pytest.approx([2.2 / 3, 2 * 2.2 / 3])
     posterior.fits = True
     posterior.settle()
     prior = np.array([2.2 / 3, 4.4 / 3])
-    assert np.array(posterior.betas(np.arange(3))) == pytest.approx(np.array([[2, 2], [0, 4], [0, 0]]) + prior)
+    assert np.array(posterior.betas(np.arange(3))) == pytest.approx(
+        np.array([[2, 2], [0, 4], [0, 0]]) + prior
+    )
 
 
 def test_prompts_that_do_not_differ_have_a_narrow_prior() -> None:
@@ -81,7 +84,9 @@ def test_verdicts_count_whatever_the_reward_and_shares_of_one_may() -> None:
     posterior = Posterior(["a"])
     request = Request(prompt_id="a", group_id=0, n=2, sampling=SAMPLING)
     right, wrong = answers(request, "rw")
-    posterior.count([replace(right, score=0.995, reward=7.0), replace(wrong, score=0.4, reward=-3.0)])
+    posterior.count(
+        [replace(right, score=0.995, reward=7.0), replace(wrong, score=0.4, reward=-3.0)]
+    )
     assert mean_rates(posterior, ["a"]) == pytest.approx([0.5])
     posterior.add(posterior.ids.rows(["a"]), right=[0.5], wrong=[0.5])
     posterior.add(posterior.ids.rows(["a"]), right=[1.5], wrong=[0.5])
@@ -115,7 +120,9 @@ def test_several_calls_in_an_update_fade_once() -> None:
 
 @given(
     memory=st.sampled_from([1.0, 0.9, 0.3]),
-    events=st.lists(st.tuples(st.integers(0, 4), st.text("rwu", min_size=1, max_size=5), st.integers(0, 3))),
+    events=st.lists(
+        st.tuples(st.integers(0, 4), st.text("rwu", min_size=1, max_size=5), st.integers(0, 3))
+    ),
     later=st.integers(0, 5),
 )
 def test_the_state_is_exact(memory: float, events: list[tuple[int, str, int]], later: int) -> None:
@@ -181,7 +188,10 @@ def test_a_pooled_prior_by_hand() -> None:
     np.testing.assert_allclose(mean_rates(posterior, "abc"), [(0.875 + 3) / 6, 0.875 / 10, 0.4375])
     again = Posterior(["a", "b", "c"], pooled=True)
     again.load_state_dict(json.loads(json.dumps(posterior.state_dict())))
-    assert again.prior == 0.4375 and mean_rates(again, "abc").tolist() == mean_rates(posterior, "abc").tolist()
+    assert (
+        again.prior == 0.4375
+        and mean_rates(again, "abc").tolist() == mean_rates(posterior, "abc").tolist()
+    )
     again.clear()
     assert again.prior == 0.5
 

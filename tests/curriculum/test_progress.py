@@ -37,7 +37,10 @@ def test_what_counts_as_truncated_and_as_reward() -> None:
 
 def test_where_an_update_cuts_what_is_not_decided_does_not_count() -> None:
     """Group 0 was let go at the last update, 1 is decided, 2 is left over: its long rollouts were cut, this one not."""
-    came = [replace(rollout(ONE, 0, "r", version=version), group_id=g) for g, version in ((0, 0), (1, 1), (2, 1))]
+    came = [
+        replace(rollout(ONE, 0, "r", version=version), group_id=g)
+        for g, version in ((0, 0), (1, 1), (2, 1))
+    ]
     for cut, counts in ((True, [1]), (False, [0, 1, 2])):
         evidence = Evidence(came)
         evidence.emitted(at(step=1, cut=cut))

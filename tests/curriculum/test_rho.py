@@ -42,7 +42,8 @@ def test_prompts_come_by_rho() -> None:
     seen = {"p1": "rw", "p2": "wwww", "p3": "rrrr", "p4": "rwww", "p5": "rrrw"}
     expected = sampling_weights([1 / 2, 1 / 2, 1 / 6, 5 / 6, 1 / 3, 2 / 3], tau=0.1)
     assert expected.max() / expected.min() == pytest.approx(3.57, abs=0.01)
-    assert first_draws(seen, tau=0.1) == pytest.approx(expected, abs=0.022)  # three standard deviations
+    # three standard deviations
+    assert first_draws(seen, tau=0.1) == pytest.approx(expected, abs=0.022)
 
 
 def test_one_batch_changes_the_next_draw() -> None:
@@ -70,7 +71,9 @@ def test_with_fewer_prompts_than_wanted_all_come_before_any_comes_again() -> Non
     assert set(first + second[:2]) == set(IDS)
     assert not set(second[:2]) & set(first)
     assert sorted(second[:6]) == IDS
-    assert sorted(source.pick(20, at())) == IDS, "each once: a batch of two groups needs no prompt twice"
+    assert sorted(source.pick(20, at())) == IDS, (
+        "each once: a batch of two groups needs no prompt twice"
+    )
     assert len(source.pick(20, at(groups=7))) == 20, "with fewer prompts than groups it does"
 
 
@@ -78,7 +81,9 @@ def test_prompts_that_the_batch_holds_are_not_drawn_again() -> None:
     source = CuresSource(IDS, 0)
     assert sorted(source.pick(6, at())) == IDS
     source.held = lambda: {"p0", "p1", "p2", "not of these"}
-    assert sorted(source.pick(6, at())) == ["p3", "p4", "p5"], "those that were turned down are tried again"
+    assert sorted(source.pick(6, at())) == ["p3", "p4", "p5"], (
+        "those that were turned down are tried again"
+    )
     source.held = lambda: set(IDS)
     assert source.pick(6, at()) == []
     assert len(source.pick(6, at(groups=7))) == 6
@@ -88,7 +93,9 @@ def test_a_pick_beyond_the_moving_set_goes_on_to_the_next_set() -> None:
     ids = [f"p{i}" for i in range(20)]
     source = CuresSource(ids, 0, pool=ScalingRLSource(ids, 0, share=0.2))
     drawn = source.pick(3, at()) + source.pick(9, at())
-    assert len(set(drawn)) == len(drawn) > 4 and source.pool.version == 2, "sets overlap, prompts do not come twice"
+    assert len(set(drawn)) == len(drawn) > 4 and source.pool.version == 2, (
+        "sets overlap, prompts do not come twice"
+    )
 
 
 def test_rest_keeps_a_prompt_out_longer() -> None:
@@ -128,7 +135,8 @@ def test_subsets_are_disjoint_last_their_steps_and_forget() -> None:
         assert source.metrics()["curriculum/subset"] == step // 2
     assert drawn[0::2] == drawn[1::2]
     assert sorted(drawn[0] + drawn[2] + drawn[4]) == IDS
-    assert mean_rates(source.posterior, drawn[4]) == pytest.approx([5 / 6] * 2)  # of two steps, not six
+    # of two steps, not six
+    assert mean_rates(source.posterior, drawn[4]) == pytest.approx([5 / 6] * 2)
     assert sorted(source.pick(2, at(step=6))) == drawn[0]  # round again
     assert mean_rates(source.posterior, IDS).tolist() == [0.5] * 6
 
@@ -155,7 +163,9 @@ def test_metrics_say_how_sharp_and_how_true() -> None:
     assert metrics["curriculum/prompts_visited"] == 1.0
     source.enter(at(step=1))
     w = np.exp((np.sqrt(2 / 9) - 0.5) / 0.1)
-    assert source.metrics()["curriculum/effective_prompts"] == pytest.approx((5 + w) ** 2 / (5 + w * w))
+    assert source.metrics()["curriculum/effective_prompts"] == pytest.approx(
+        (5 + w) ** 2 / (5 + w * w)
+    )
 
 
 class Halves:
@@ -231,11 +241,14 @@ def test_any_gate_keeps_the_contract_over_it(name: str) -> None:
 @given(
     name=st.sampled_from([*PARTS, "pool"]),
     script=st.lists(
-        st.tuples(st.integers(0, 8), st.integers(0, 1), st.text("rwu", min_size=1, max_size=4)), max_size=12
+        st.tuples(st.integers(0, 8), st.integers(0, 1), st.text("rwu", min_size=1, max_size=4)),
+        max_size=12,
     ),
     saves=st.integers(0, 2**12),
 )
-def test_saved_at_any_point_it_goes_on_alike(name: str, script: list[tuple[int, int, str]], saves: int) -> None:
+def test_saved_at_any_point_it_goes_on_alike(
+    name: str, script: list[tuple[int, int, str]], saves: int
+) -> None:
     def make() -> CuresSource:
         return CuresSource(IDS, 5, **({"pool": Halves(IDS)} if name == "pool" else PARTS[name]))
 
@@ -266,7 +279,13 @@ def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPat
     source = make()
     source.enter(at())
     tell(source, dict.fromkeys(IDS, "rrrr"))
-    for step, last in ((1, (0, 1, 0)), (2, (0, 1, 2)), (3, (3, 1, 2)), (8, (6, 7, 8)), (9, (9, 7, 8))):
+    for step, last in (
+        (1, (0, 1, 0)),
+        (2, (0, 1, 2)),
+        (3, (3, 1, 2)),
+        (8, (6, 7, 8)),
+        (9, (9, 7, 8)),
+    ):
         source.enter(at(step=step))
         means = np.repeat([(1 + 4 / 2**turn) / (2 + 4 / 2**turn) for turn in last], 2)
         weights = source._tree.weights
@@ -274,9 +293,14 @@ def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPat
         again = make()
         again.load_state_dict(json.loads(json.dumps(source.state_dict())))
         assert again._tree.weights.tolist() == weights.tolist()
-        assert mean_rates(again.posterior, ["p3"]) == pytest.approx([(1 + 4 / 2**step) / (2 + 4 / 2**step)])
+        assert mean_rates(again.posterior, ["p3"]) == pytest.approx(
+            [(1 + 4 / 2**step) / (2 + 4 / 2**step)]
+        )
     tell(source, {"p0": "wwww"})  # a verdict is seen at once
-    assert mean_rates(source.posterior, ["p0"])[0] < 0.2 and source._tree.weights[0] < source._tree.weights[1]
+    assert (
+        mean_rates(source.posterior, ["p0"])[0] < 0.2
+        and source._tree.weights[0] < source._tree.weights[1]
+    )
 
 
 def test_where_few_are_solved_one_that_was_comes_before_those_never_met() -> None:
@@ -291,7 +315,9 @@ def test_where_few_are_solved_one_that_was_comes_before_those_never_met() -> Non
         tell(source, verdicts)
         draws[prior] = source.pick(10, at(step=1))
     assert "p7" not in draws["even"] and draws["pool"][0] == "p7"
-    assert all(int(i[1:]) >= 20 for i in [*draws["even"], *draws["pool"][1:]]), "the hopeless come last in both"
+    assert all(int(i[1:]) >= 20 for i in [*draws["even"], *draws["pool"][1:]]), (
+        "the hopeless come last in both"
+    )
 
 
 def test_by_default_an_unseen_prompt_counts_as_those_of_its_level_or_of_all() -> None:
@@ -304,9 +330,12 @@ def test_by_default_an_unseen_prompt_counts_as_those_of_its_level_or_of_all() ->
         source.enter(at(step=1))
         return mean_rates(source.posterior, ["p4", "p5"]).tolist()
 
-    assert unseen() == unseen(prior="pool") == unseen(levels=[None] * 6) == pytest.approx([2 / 6] * 2)
+    assert (
+        unseen() == unseen(prior="pool") == unseen(levels=[None] * 6) == pytest.approx([2 / 6] * 2)
+    )
     levels = [1, 2, None, 2, 1, 2]
-    assert unseen(levels=levels) == pytest.approx([(1 / 3 + 0.9) / 1.9, (1 / 3) / 2.8])  # a verdict fades to 0.9
+    # a verdict fades to 0.9
+    assert unseen(levels=levels) == pytest.approx([(1 / 3 + 0.9) / 1.9, (1 / 3) / 2.8])
     assert unseen(levels=levels, prior="pool") == pytest.approx([1 / 3] * 2)
     assert unseen(levels=levels, prior="even") == [0.5, 0.5]
 

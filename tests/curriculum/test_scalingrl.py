@@ -78,7 +78,9 @@ def hand_out(source: ScalingRLSource, rows: Iterable[int]) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("select", get_args(config.ScalingRL.model_fields["select"].annotation))
 def test_the_contract(select: Any) -> None:
-    check_contract(lambda ids, seed: make(ids, seed, select=select), epochs=False, rollouts=3, max_age=1)
+    check_contract(
+        lambda ids, seed: make(ids, seed, select=select), epochs=False, rollouts=3, max_age=1
+    )
 
 
 @pytest.mark.slow
@@ -93,7 +95,11 @@ def test_the_contract_with_adaptive_weights_levels_and_a_gate_that_rejects() -> 
 def test_an_epoch_hands_out_each_of_the_active_set_once() -> None:
     source = ScalingRLSource(IDS, seed=3)
     first = source.pick(18, clock())
-    assert source.version == 1 and sorted(first) == sorted(active_ids(source)) and len(set(first)) == 18
+    assert (
+        source.version == 1
+        and sorted(first) == sorted(active_ids(source))
+        and len(set(first)) == 18
+    )
     second = source.pick(18, clock(step=1))
     assert source.version == 2 and sorted(second) == sorted(active_ids(source))
     assert set(first) != set(second)
@@ -103,7 +109,9 @@ def test_an_epoch_hands_out_each_of_the_active_set_once() -> None:
 
 def test_an_active_set_fills_a_batch_where_it_can() -> None:
     """18 % of 20 prompts are 4; a batch of 16 groups gets 16, one of 30 all there are."""
-    assert [len(set(ScalingRLSource(IDS[:20], 0).pick(n, clock(groups=n)))) for n in (4, 16, 20)] == [4, 16, 20]
+    assert [
+        len(set(ScalingRLSource(IDS[:20], 0).pick(n, clock(groups=n)))) for n in (4, 16, 20)
+    ] == [4, 16, 20]
     assert len(ScalingRLSource(IDS[:20], 0).pick(30, clock(groups=30))) == 30
 
 
@@ -166,14 +174,23 @@ def test_a_hard_prompt_is_not_forgotten_at_its_first_group_without_spread() -> N
     the groups have no spread. If one such group excluded it, the set would shrink to a quarter of its 540 prompts."""
     updates, groups, rng = 300, 32, np.random.default_rng(0)
     ids = [f"p{i}" for i in range(3000)]
-    rates, lengths = rng.beta(0.146, 3.34, len(ids)), rng.lognormal(5.3, 0.5, len(ids)).astype(int) + 1
+    rates, lengths = (
+        rng.beta(0.146, 3.34, len(ids)),
+        rng.lognormal(5.3, 0.5, len(ids)).astype(int) + 1,
+    )
     source, mixed = ScalingRLSource(ids, seed=0), list[bool]()
     for step in range(updates):
-        for number, prompt_id in enumerate(source.pick(groups, clock(step / updates, groups, step))):
+        for number, prompt_id in enumerate(
+            source.pick(groups, clock(step / updates, groups, step))
+        ):
             row = int(prompt_id[1:])
             right = int(rng.binomial(8, rates[row]))
             mixed.append(0 < right < 8)
-            source.observe(judged(prompt_id, groups * step + number, "r" * right + "w" * (8 - right), lengths[row]))
+            source.observe(
+                judged(
+                    prompt_id, groups * step + number, "r" * right + "w" * (8 - right), lengths[row]
+                )
+            )
     assert len(source.active) > 300
     assert np.mean(mixed[-50 * groups :]) > 0.5
 
@@ -188,13 +205,17 @@ def test_when_nothing_has_signal_the_set_still_fills_a_batch() -> None:
 def test_new_prompts_keep_their_share() -> None:
     """The level alone counts, and one of the five prompts that are new is of a level far off."""
     ids = [f"p{i}" for i in range(200)]
-    source = ScalingRLSource(ids, 0, new=0.5, old=0.0, share=0.1, weights=(1.0, 0.0, 0.0), levels=[3] * 199 + [9])
+    source = ScalingRLSource(
+        ids, 0, new=0.5, old=0.0, share=0.1, weights=(1.0, 0.0, 0.0), levels=[3] * 199 + [9]
+    )
     hand_out(source, range(195))
     source.refresh(clock(step=1))
     assert {"p195", "p196", "p197", "p198", "p199"} <= set(active_ids(source))
 
 
-@pytest.mark.parametrize(("old", "expected"), [(0.0, 0), (0.12, 3), (0.25, 5), (0.5, 10), (1.0, 20)])
+@pytest.mark.parametrize(
+    ("old", "expected"), [(0.0, 0), (0.12, 3), (0.25, 5), (0.5, 10), (1.0, 20)]
+)
 def test_once_solved_prompts_keep_their_share(old: float, expected: int) -> None:
     """Late in the run the best scores win, and R = 1 of the 100 new prompts is the best: of a set of 20 as many were
     solved before as `old` says, rounded up. Those never solved are as old, and none of them is in the set."""
@@ -232,15 +253,25 @@ def test_without_levels_difficulty_has_no_weight() -> None:
     """Weights 0.3 and 0.3 become halves, so that a threshold means the same with levels and without."""
     for levels in ((), [None] * 100, ["hard"] * 100):
         assert ScalingRLSource(IDS, 0, levels=levels).weights == pytest.approx((0.0, 0.5, 0.5))
-    assert ScalingRLSource(IDS, 0, levels=[3, *[None] * 99]).weights == pytest.approx((0.4, 0.3, 0.3))
-    with pytest.raises(WhetError, match="weigh difficulty alone, but no training prompt has a number as its level"):
+    assert ScalingRLSource(IDS, 0, levels=[3, *[None] * 99]).weights == pytest.approx(
+        (0.4, 0.3, 0.3)
+    )
+    with pytest.raises(
+        WhetError, match="weigh difficulty alone, but no training prompt has a number as its level"
+    ):
         ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0))
-    assert len(ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0), select="random").pick(18, clock())) == 18
+    assert (
+        len(ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0), select="random").pick(18, clock()))
+        == 18
+    )
 
 
 LEVELS = {
     "even": ({1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.2}, {1: 0.5, 2: 0.15, 3: 0.03, 4: 0.0, 5: 0.0}),
-    "mostly easy": ({1: 0.45, 2: 0.35, 3: 0.12, 4: 0.05, 5: 0.03}, {1: 0.4, 2: 0.1, 3: 0.0, 4: 0.0, 5: 0.0}),
+    "mostly easy": (
+        {1: 0.45, 2: 0.35, 3: 0.12, 4: 0.05, 5: 0.03},
+        {1: 0.4, 2: 0.1, 3: 0.0, 4: 0.0, 5: 0.0},
+    ),
     "narrow and hard": ({7: 0.4, 8: 0.35, 9: 0.25}, {7: 0.5, 8: 0.15, 9: 0.0}),
 }
 """Share and pass rate of each level."""
@@ -250,11 +281,15 @@ def mixed_share(source: Any, rates: np.ndarray, levels: np.ndarray, seed: int) -
     """Counts the mixed groups in 40 updates of 16 groups of 8 rollouts; hard prompts take more tokens."""
     rng, mixed, updates = np.random.default_rng(seed), 0, 40
     for step in range(updates):
-        for number, prompt_id in enumerate(source.pick(16, clock(step / updates, groups=16, step=step))):
+        for number, prompt_id in enumerate(
+            source.pick(16, clock(step / updates, groups=16, step=step))
+        ):
             row = int(prompt_id[1:])
             letters = "".join("r" if right else "w" for right in rng.random(8) < rates[row])
             mixed += len(set(letters)) == 2
-            source.observe(judged(prompt_id, 16 * step + number, letters, length=int(60 * levels[row])))
+            source.observe(
+                judged(prompt_id, 16 * step + number, letters, length=int(60 * levels[row]))
+            )
     return mixed / (16 * updates)
 
 
@@ -268,7 +303,9 @@ def test_no_fewer_groups_are_mixed_than_of_plain_epochs(name: str) -> None:
         levels = rng.choice(list(shares), len(ids), p=list(shares.values()))
         rates = np.array([passed[level] for level in levels])
         uniform = mixed_share(UniformSource(ids, seed), rates, levels, seed)
-        gains.append(mixed_share(ScalingRLSource(ids, seed, levels=levels), rates, levels, seed) - uniform)
+        gains.append(
+            mixed_share(ScalingRLSource(ids, seed, levels=levels), rates, levels, seed) - uniform
+        )
     assert np.mean(gains) > 0.0
 
 
@@ -289,7 +326,10 @@ def test_the_pool_moves_to_harder_prompts() -> None:
 
 def test_controls_ignore_the_score() -> None:
     ids = [f"p{i}" for i in range(1000)]
-    fixed, random = (ScalingRLSource(ids, 0, select=mode, levels=[1] * 900 + [9] * 100) for mode in ("fixed", "random"))
+    fixed, random = (
+        ScalingRLSource(ids, 0, select=mode, levels=[1] * 900 + [9] * 100)
+        for mode in ("fixed", "random")
+    )
     for source in (fixed, random):
         first = source.pick(180, clock(1.0))
         assert 5 < sum(int(i[1:]) >= 900 for i in first) < 32  # a tenth of 180, give or take
@@ -304,7 +344,9 @@ def test_adaptive_weights_move_towards_what_paid_and_plain_ones_stay() -> None:
     ids = [f"p{i}" for i in range(50)]
     levels = [float(i % 5 + 1) for i in range(50)]
     for adaptive in (True, False):
-        source = ScalingRLSource(ids, 0, adaptive=adaptive, levels=levels, select="des_threshold", threshold=0.01)
+        source = ScalingRLSource(
+            ids, 0, adaptive=adaptive, levels=levels, select="des_threshold", threshold=0.01
+        )
         source.refresh(clock())
         visit_all(source, ["wwww", "rwww", "rrww", "rrrw", "rrrr"])
         source.refresh(clock())
@@ -379,11 +421,15 @@ def test_the_share_is_of_all_prompts_however_many_there_are(select: Any) -> None
 
 @pytest.mark.parametrize("gate", [Uniform, Dapo])
 @pytest.mark.parametrize("select", ["gumbel_topk", "des_threshold", "rel_threshold", "random"])
-def test_an_update_gets_no_prompt_twice_while_there_are_others(gate: type[Gate], select: Any) -> None:
+def test_an_update_gets_no_prompt_twice_while_there_are_others(
+    gate: type[Gate], select: Any
+) -> None:
     """One prompt in six has signal, so that DAPO asks for up to eight times a batch. The set is as large as what an
     update asks for, and one that begins within an update leaves out what that update has."""
     ids = [f"p{i}" for i in range(400)]
-    source = ScalingRLSource(ids, 0, select=select, share=0.01, threshold=0.95, levels=[i % 5 for i in range(400)])
+    source = ScalingRLSource(
+        ids, 0, select=select, share=0.01, threshold=0.95, levels=[i % 5 for i in range(400)]
+    )
     curriculum = gate(source, sampling=SAMPLING, rollouts=4)
     version = before = 0
     for step in range(12):
@@ -394,14 +440,21 @@ def test_an_update_gets_no_prompt_twice_while_there_are_others(gate: type[Gate],
                 letters = "rrww" if int(request.prompt_id[1:]) % 6 == 0 else "wwww"
                 curriculum.observe(answers(request, letters, version=step))
         assert len(asked) == len(set(asked)), f"step {step} asked for a prompt twice"
-        assert source.version == version or len(source.active) >= before, "a set is less than an update asked for"
+        assert source.version == version or len(source.active) >= before, (
+            "a set is less than an update asked for"
+        )
         version, before = source.version, len(asked)
 
 
 @pytest.mark.slow
 def test_a_pool_spends_more_on_prompts_with_signal() -> None:
     """Six of ten prompts are always or never solved; plain epochs give them six of ten groups for ever."""
-    world = World(prompts=200, pass_rates=(0.0, 1.0, 0.5, 0.0, 1.0, 0.4, 0.0, 0.6, 1.0, 0.5), groups=10, updates=60)
+    world = World(
+        prompts=200,
+        pass_rates=(0.0, 1.0, 0.5, 0.0, 1.0, 0.4, 0.0, 0.6, 1.0, 0.5),
+        groups=10,
+        updates=60,
+    )
 
     def late_signal(select: Any) -> float:
         def build(ids: Sequence[str], seed: int) -> Gate:
@@ -426,7 +479,9 @@ def test_cures_draws_inside_the_pool() -> None:
 def test_cures_draws_no_prompt_twice_for_an_update_while_there_are_others() -> None:
     """A set of a hundredth of 400 prompts, updates of 8 groups, for which 5 to 40 prompts are asked in two draws."""
     ids = [f"p{i}" for i in range(400)]
-    source = CuresSource(ids, seed=0, tau=0.1, pool=(pool := ScalingRLSource(ids, seed=0, share=0.01)))
+    source = CuresSource(
+        ids, seed=0, tau=0.1, pool=(pool := ScalingRLSource(ids, seed=0, share=0.01))
+    )
     asks = [8, 40, 5, 33, 16, 8, 40, 21]
     for step, k in enumerate(asks):
         version, now = pool.version, clock(groups=8, step=step)
@@ -484,13 +539,17 @@ def test_no_setting_starves_loops_or_gives_nan(chosen: dict[str, Any], world: Wo
 
 
 @given(st.lists(st.integers(0, 30), max_size=10), st.integers(0, 10), st.booleans())
-def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_at: int, adaptive: bool) -> None:
+def test_a_saved_source_goes_on_as_if_never_interrupted(
+    picks: list[int], save_at: int, adaptive: bool
+) -> None:
     def run(saving: bool) -> list[Any]:
         source, log = ScalingRLSource(IDS, seed=5, adaptive=adaptive), []
         for number, k in enumerate(picks):
             picked = source.pick(k, clock(number / 10))
             for i, prompt_id in enumerate(picked):
-                source.observe(judged(prompt_id, 100 * number + i, "rwr" if int(prompt_id[1:]) % 3 else "www"))
+                source.observe(
+                    judged(prompt_id, 100 * number + i, "rwr" if int(prompt_id[1:]) % 3 else "www")
+                )
             source.give_back(picked[::5])
             log.append((picked, source.metrics()))
             if saving and number == save_at:
@@ -505,7 +564,8 @@ def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_a
 def test_the_state_is_small() -> None:
     source = ScalingRLSource([f"id-{i}" for i in range(100_000)], seed=0)
     source.observe([r for i, p in enumerate(source.pick(10, clock())) for r in judged(p, i, "rw")])
-    assert len(json.dumps(source.state_dict())) < 110_000  # 18,000 rows of four bytes, and ten prompts
+    # 18,000 rows of four bytes, and ten prompts
+    assert len(json.dumps(source.state_dict())) < 110_000
 
 
 def test_bad_settings_and_other_data_are_refused() -> None:

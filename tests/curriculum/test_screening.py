@@ -98,17 +98,25 @@ def test_the_sum_is_the_closed_form(sizes: tuple[int, int], p: float) -> None:
     n, c = sizes
     total, q = n + c, 1 - p
     ends = q ** (n - 1) * (n + (c - 1) * q) + p ** (n - 1) * (n + (c - 1) * p)
-    assert implicit_weight(p, n, c) == pytest.approx(1 - c / (total * (total - 1)) * ends, abs=1e-12)
+    assert implicit_weight(p, n, c) == pytest.approx(
+        1 - c / (total * (total - 1)) * ends, abs=1e-12
+    )
 
 
-@pytest.mark.parametrize(("n", "c", "low", "high"), [(3, 4, 0.0, 1.0), (4, 3, 0.25, 1.0), (4, 3, 0.2, 0.7)])
-def test_the_weight_is_that_of_a_policy_with_one_parameter(n: int, c: int, low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "c", "low", "high"), [(3, 4, 0.0, 1.0), (4, 3, 0.25, 1.0), (4, 3, 0.2, 0.7)]
+)
+def test_the_weight_is_that_of_a_policy_with_one_parameter(
+    n: int, c: int, low: float, high: float
+) -> None:
     """Every outcome of a Bernoulli policy with logit t: d log pi / dt = r - p and dp/dt = p (1 - p)."""
     p, gradient = 0.3, 0.0
     for outcome in itertools.product((0.0, 1.0), repeat=n + c):
         r = np.array(outcome)
         if low < r[:n].mean() < high:
-            gradient += math.prod(p if x else 1 - p for x in outcome) * float(np.mean(rloo([r])[0] * (r - p)))
+            gradient += math.prod(p if x else 1 - p for x in outcome) * float(
+                np.mean(rloo([r])[0] * (r - p))
+            )
     assert gradient / (p * (1 - p)) == pytest.approx(implicit_weight(p, n, c, low, high), abs=1e-12)
 
 
@@ -123,13 +131,21 @@ def test_objectives() -> None:
 @given(sizes=SIZES, p=st.floats(0.01, 0.99))
 def test_the_slope_of_an_objective_is_its_weight(sizes: tuple[int, int], p: float) -> None:
     n, c = sizes
-    assert slope(lambda x: objective(x, n, c), p) == pytest.approx(implicit_weight(p, n, c), abs=1e-6)
-    assert slope(lambda x: gate_objective(x, n), p) == pytest.approx(accept_probability(p, n), abs=1e-6)
+    assert slope(lambda x: objective(x, n, c), p) == pytest.approx(
+        implicit_weight(p, n, c), abs=1e-6
+    )
+    assert slope(lambda x: gate_objective(x, n), p) == pytest.approx(
+        accept_probability(p, n), abs=1e-6
+    )
     assert implicit_weight(p, n, c) > 0
 
 
-@pytest.mark.parametrize(("p", "speed", "dapo"), [(0.5, 24.57, 24.00), (0.1, 31.63, 26.08), (0.02, 71.5, 62.5)])
-def test_for_a_prompt_with_a_chance_screening_costs_more(p: float, speed: float, dapo: float) -> None:
+@pytest.mark.parametrize(
+    ("p", "speed", "dapo"), [(0.5, 24.57, 24.00), (0.1, 31.63, 26.08), (0.02, 71.5, 62.5)]
+)
+def test_for_a_prompt_with_a_chance_screening_costs_more(
+    p: float, speed: float, dapo: float
+) -> None:
     digits = 1 if speed > 70 else 2
     assert round(rollouts_per_group(p, 4, 20), digits) == speed
     assert round(rollouts_per_group(p, 24, 0), digits) == dapo
@@ -150,14 +166,22 @@ def test_predicted_acceptance() -> None:
 
 
 @given(
-    first=st.floats(0, 1), second=st.floats(0, 1), n=st.integers(2, 32), low=st.floats(0, 0.4), high=st.floats(0.6, 1)
+    first=st.floats(0, 1),
+    second=st.floats(0, 1),
+    n=st.integers(2, 32),
+    low=st.floats(0, 0.4),
+    high=st.floats(0.6, 1),
 )
-def test_a_prediction_is_a_probability(first: float, second: float, n: int, low: float, high: float) -> None:
+def test_a_prediction_is_a_probability(
+    first: float, second: float, n: int, low: float, high: float
+) -> None:
     """Also of moments that no distribution has: they are estimates."""
     assert -1e-9 <= predicted_acceptance(first, min(first, second), n, low, high) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize(("n", "p", "expected"), [(4, 0.1, 0.514286), (24, 0.01, 0.247175), (4, 0.5, 6.0)])
+@pytest.mark.parametrize(
+    ("n", "p", "expected"), [(4, 0.1, 0.514286), (24, 0.01, 0.247175), (4, 0.5, 6.0)]
+)
 def test_signal_to_noise_of_rloo(n: int, p: float, expected: float) -> None:
     """The paper's motive: SNR <= 4 N p (1 - p) for p < 1/4 or p > 3/4; in the middle it may lie above."""
     first = second = 0.0

@@ -65,7 +65,9 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "scalingrl": st.fixed_dictionaries(
         {
             "share": st.sampled_from([0.001, 0.18, 1.0]),
-            "select": st.sampled_from(["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]),
+            "select": st.sampled_from(
+                ["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]
+            ),
             "threshold": st.sampled_from([0.01, 0.6, 0.99]),
             "adaptive": st.booleans(),
             "new": st.sampled_from([0.0, 0.5]),
@@ -110,7 +112,9 @@ def test_no_setting_starves_silently_loops_or_gives_nan(
         chosen["cures"]["subsets"] = 1  # the number of prompts of such a stage is not known
     try:
         built(world.ids, world.seed, name=name, **chosen)
-    except WhetError:  # subsets of a moving set, a stage without prompts, ...: refused with a sentence
+    except (
+        WhetError
+    ):  # subsets of a moving set, a stage without prompts, ...: refused with a sentence
         assume(False)
     run = play(
         lambda ids, seed: built(ids, seed, name=name, **chosen),
@@ -123,7 +127,12 @@ def test_no_setting_starves_silently_loops_or_gives_nan(
         # a stage may have three groups, and probes are asked beside
     )
     reports = [event[1] for event in run.log if event[0] == "metrics"] + [run.curriculum.metrics()]
-    bad = {key: value for report in reports for key, value in report.items() if not math.isfinite(value)}
+    bad = {
+        key: value
+        for report in reports
+        for key, value in report.items()
+        if not math.isfinite(value)
+    }
     assert not bad
     assert run.batches == world.updates or ("starved", run.batches) in run.log
     undisturbed = world.slots is None and not (world.unjudged or world.cut)
@@ -135,7 +144,9 @@ def test_no_setting_starves_silently_loops_or_gives_nan(
 
 
 @pytest.mark.parametrize("name", CURRICULA)
-@pytest.mark.parametrize(("rate", "advice"), [(0.0, "take easier prompts"), (1.0, "take harder prompts")])
+@pytest.mark.parametrize(
+    ("rate", "advice"), [(0.0, "take easier prompts"), (1.0, "take harder prompts")]
+)
 @pytest.mark.parametrize("starvation", ["raise", "partial", "relax"])
 def test_all_solved_or_none(name: str, rate: float, advice: str, starvation: str) -> None:
     """A filter starves, with a sentence that names what to turn, or relaxes; other gates train on."""
@@ -159,7 +170,9 @@ def until_a_batch(curriculum: Curriculum, letter: str) -> None:
 
 def test_the_sentence_names_the_thresholds_that_were_narrowed() -> None:
     speed = built([f"p{i}" for i in range(60)], 0, name="speed", patience=3, speed={"low": 0.3})
-    with pytest.raises(Starved, match=r"curriculum\.speed\.n_init, widen curriculum\.speed\.low and high or raise"):
+    with pytest.raises(
+        Starved, match=r"curriculum\.speed\.n_init, widen curriculum\.speed\.low and high or raise"
+    ):
         until_a_batch(speed, "w")
 
 
@@ -173,7 +186,12 @@ class Paid:
         return getattr(self.inner, name)
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        self.inner.observe([replace(r, reward=None if r.reward is None else 7.0 * r.reward - 3.0) for r in rollouts])
+        self.inner.observe(
+            [
+                replace(r, reward=None if r.reward is None else 7.0 * r.reward - 3.0)
+                for r in rollouts
+            ]
+        )
 
 
 @pytest.mark.parametrize("name", CURRICULA)
@@ -199,7 +217,10 @@ def test_rewards_outside_0_to_1_change_no_plan(name: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"speed": {"low": 0.6, "high": 0.4}}, r"speed\.low = 0\.6 must be below speed\.high = 0\.4"),
+        (
+            {"speed": {"low": 0.6, "high": 0.4}},
+            r"speed\.low = 0\.6 must be below speed\.high = 0\.4",
+        ),
         ({"speed": {"low": 0.5, "high": 0.5}}, r"must be below"),
         ({"speed": {"low": -0.1}}, "greater than or equal to 0"),
         ({"speed": {"high": 1.5}}, "less than or equal to 1"),
@@ -220,16 +241,35 @@ def test_settings_out_of_bounds(chosen: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"name": "speed", "speed": {"low": 0.3, "high": 0.4}}, "No pass rate of 4 rollouts lies between"),
-        ({"name": "cures", "rollouts": 3, "cures": {"minimum": 4}}, r"rollouts = 3 on average cannot give every"),
+        (
+            {"name": "speed", "speed": {"low": 0.3, "high": 0.4}},
+            "No pass rate of 4 rollouts lies between",
+        ),
+        (
+            {"name": "cures", "rollouts": 3, "cures": {"minimum": 4}},
+            r"rollouts = 3 on average cannot give every",
+        ),
         ({"name": "cures", "cures": {"subsets": 7}}, "subsets = 7 of 6 prompts leave some empty"),
         ({"name": "all", "cures": {"subsets": 2}}, "a moving set has chosen"),
         ({"name": "scalingrl", "scalingrl": {"new": 0.7, "old": 0.4}}, "at most 1 together"),
-        ({"name": "stages", "stages": [{"tasks": ["z"], "steps": 1}, {}]}, 'wants prompts of task "z"'),
-        ({"name": "all", "stages": [{"steps": 1, "rollouts": 4}, {}]}, "A stage of curriculum.stages does not fit"),
-        ({"name": "all", "stages": [{"steps": 1}, {"rollouts": 4}]}, "A stage of curriculum.stages does not fit"),
         (
-            {"name": "cures", "cures": {"subsets": 5}, "stages": [{"steps": 1}, {"subset": "short"}]},
+            {"name": "stages", "stages": [{"tasks": ["z"], "steps": 1}, {}]},
+            'wants prompts of task "z"',
+        ),
+        (
+            {"name": "all", "stages": [{"steps": 1, "rollouts": 4}, {}]},
+            "A stage of curriculum.stages does not fit",
+        ),
+        (
+            {"name": "all", "stages": [{"steps": 1}, {"rollouts": 4}]},
+            "A stage of curriculum.stages does not fit",
+        ),
+        (
+            {
+                "name": "cures",
+                "cures": {"subsets": 5},
+                "stages": [{"steps": 1}, {"subset": "short"}],
+            },
             "subsets = 5 of 3 prompts",
         ),
         ({"name": "dapo", "stages": [{}, {}]}, "would never end"),

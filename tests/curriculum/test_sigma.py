@@ -27,10 +27,14 @@ from whet.types import Report
 IDS = [f"p{i}" for i in range(4)]
 
 
-def build(ids: Sequence[str], seed: int = 0, sigma: str = "gradient", cures: Any = (), **sets: Any) -> Curriculum:
+def build(
+    ids: Sequence[str], seed: int = 0, sigma: str = "gradient", cures: Any = (), **sets: Any
+) -> Curriculum:
     chosen = {"name": "cures", "rollouts": 6, "cures": {"sigma": sigma, **dict(cures)}, **sets}
     facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))], tasks=["t"] * len(ids))
-    return build_curriculum(config.CurriculumSettings.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed)
+    return build_curriculum(
+        config.CurriculumSettings.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed
+    )
 
 
 def cures(ids: Sequence[str] = IDS, source: dict[str, Any] | None = None, **knobs: Any) -> Scored:
@@ -40,7 +44,10 @@ def cures(ids: Sequence[str] = IDS, source: dict[str, Any] | None = None, **knob
 
 
 def report(scores: dict[tuple[int, int], Any]) -> Report:
-    return Report(metrics={}, signals={key: {"score": np.array(score, np.float32)} for key, score in scores.items()})
+    return Report(
+        metrics={},
+        signals={key: {"score": np.array(score, np.float32)} for key, score in scores.items()},
+    )
 
 
 def one_update(curriculum: Curriculum, large: str) -> dict[str, int]:
@@ -50,7 +57,9 @@ def one_update(curriculum: Curriculum, large: str) -> dict[str, int]:
     batch = curriculum.emit(at(groups=4))
     assert batch is not None
     scores = {
-        rollout.key: [(4.0 if group.prompt_id == large else 1.0) * (1 - 2 * (rollout.index // 2 % 2))]
+        rollout.key: [
+            (4.0 if group.prompt_id == large else 1.0) * (1 - 2 * (rollout.index // 2 % 2))
+        ]
         for group in batch.groups
         for rollout in group.rollouts
     }
@@ -65,7 +74,12 @@ def one_update(curriculum: Curriculum, large: str) -> dict[str, int]:
 def test_the_contract() -> None:
     check_contract(lambda ids, seed: build(ids, seed), epochs=False, rollouts=6, max_age=0)
     for world in ALL_WORLDS[1:4]:
-        check_world(lambda ids, seed: build(ids, seed, name="all", max_age=1), world, epochs=False, max_age=1)
+        check_world(
+            lambda ids, seed: build(ids, seed, name="all", max_age=1),
+            world,
+            epochs=False,
+            max_age=1,
+        )
 
 
 @pytest.mark.slow
@@ -89,11 +103,15 @@ def test_work_does_not_grow_with_the_number_of_prompts() -> None:
 def test_scores_change_what_is_asked() -> None:
     """Or the suite above would prove nothing of them."""
     world = World(prompts=8, updates=6, pass_rates=(0.5,))
-    plain, scored = (play(lambda ids, _: build(ids, sigma=s), world, epochs=False) for s in ("rate", "gradient"))  # noqa: B023
+    plain, scored = (
+        play(lambda ids, _: build(ids, sigma=s), world, epochs=False)  # noqa: B023
+        for s in ("rate", "gradient")
+    )
     assert plain.log != scored.log
     metrics = scored.curriculum.metrics()
     assert metrics["curriculum/rollouts_moved"] > 0
-    assert metrics["curriculum/score_right"] == pytest.approx(4, rel=0.6)  # standard normal in four dimensions
+    # standard normal in four dimensions
+    assert metrics["curriculum/score_right"] == pytest.approx(4, rel=0.6)
 
 
 # What is done with scores
@@ -109,7 +127,9 @@ def test_rollouts_go_where_gradients_differ() -> None:
     assert curriculum.metrics()["curriculum/rollouts_moved"] == 0
     second = dict(asks(curriculum.plan(at(step=1, groups=4))))
     assert second == {"p0": 7, "p1": 7, "p2": 11, "p3": 7}  # of 32: 10.65, and 7.12 for the others
-    assert curriculum.metrics()["curriculum/rollouts_moved"] == pytest.approx(1.49714 / 4.49714 - 1 / 4, rel=1e-4)
+    assert curriculum.metrics()["curriculum/rollouts_moved"] == pytest.approx(
+        1.49714 / 4.49714 - 1 / 4, rel=1e-4
+    )
     assert curriculum.metrics()["curriculum/score_right"] == pytest.approx((16 + 3) / 4)
 
 
@@ -139,7 +159,10 @@ def test_verdicts_part_the_scores_and_missing_ones_are_passed_over() -> None:
     curriculum.observe(answers(request, "rwuw"))
     curriculum.emit(at(groups=1))
     g = request.group_id
-    curriculum.updated(at(step=1, groups=1), report({(g, 0): [3.0], (g, 1): [1.0], (g, 2): [50.0], (g + 9, 0): [70.0]}))
+    curriculum.updated(
+        at(step=1, groups=1),
+        report({(g, 0): [3.0], (g, 1): [1.0], (g, 2): [50.0], (g + 9, 0): [70.0]}),
+    )
     rows = curriculum.sigmas.source.posterior.ids.rows([request.prompt_id])
     assert curriculum.sigmas.moments.of(rows).tolist() == [[9, 1, 0]]
     curriculum.updated(at(step=2, groups=1), report({(g, 0): [90.0]}))  # of no batch
@@ -181,7 +204,9 @@ def test_needs_reach_the_learner_through_every_wrapper() -> None:
     assert whole.needs == {"score"}
     assert build(ids, name="speed", source="cures").needs == {"score"}
     assert build(ids, name="all", sigma="rate").needs == frozenset()
-    assert build(ids, name="uniform", source="cures").needs == frozenset(), "nothing is divided there"
+    assert build(ids, name="uniform", source="cures").needs == frozenset(), (
+        "nothing is divided there"
+    )
     assert build(ids, name="speed").needs == frozenset()
 
 
@@ -191,7 +216,9 @@ def test_scores_divide_the_continuations_of_speed() -> None:
     requests = curriculum.plan(at(groups=2))
     assert {r.phase for r in requests} == {"screen"}
     right, wrong = np.array([[1.0], [-1.0]]), np.array([[1.0], [-1.0]])
-    curriculum.sigmas.learn([(p, right * size, wrong * size) for p, size in zip(IDS, (1, 4, 1, 1), strict=True)])
+    curriculum.sigmas.learn(
+        [(p, right * size, wrong * size) for p, size in zip(IDS, (1, 4, 1, 1), strict=True)]
+    )
     verdicts = ["rrww" if r.prompt_id in ("p0", "p1") else "wwww" for r in requests]
     answer_all(curriculum, requests, verdicts)  # type: ignore[arg-type]
     more = {r.prompt_id: r.n for r in curriculum.plan(at(groups=2)) if r.phase == "continue"}

@@ -37,7 +37,9 @@ def test_pass_rates_are_what_the_world_says() -> None:
     for prompt, rate in enumerate((0.0, 0.25, 1.0)):
         judged = [r for r in done if r.group_id == prompt and r.judged]
         assert len(judged) / 2000 == pytest.approx(0.8, abs=0.04)
-        assert sum(r.verdict == "right" for r in judged) / len(judged) == pytest.approx(rate, abs=0.04)
+        assert sum(r.verdict == "right" for r in judged) / len(judged) == pytest.approx(
+            rate, abs=0.04
+        )
 
 
 def test_an_update_cuts_its_share_and_the_others_run_on() -> None:

@@ -47,7 +47,9 @@ def test_what_is_given_back_comes_first_and_in_the_order_given() -> None:
 
 
 @given(st.lists(st.integers(0, 10), max_size=12), st.integers(0, 12), st.integers(1, 9))
-def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_at: int, back: int) -> None:
+def test_a_saved_source_goes_on_as_if_never_interrupted(
+    picks: list[int], save_at: int, back: int
+) -> None:
     def run(saving: bool) -> list[list[str]]:
         source, picked = UniformSource(IDS, seed=5), []
         for number, k in enumerate(picks):
@@ -152,12 +154,16 @@ def test_a_mixture_gives_back_to_the_head() -> None:
 def test_parts_of_one_size_are_not_shuffled_alike() -> None:
     ids = [f"{i}" for i in range(40)]
     picked = MixedSource(ids, 0, [(20, 1.0), (20, 1.5)]).pick(50, at())
-    first, second = ([int(i) % 20 for i in picked if (int(i) < 20) == low][:20] for low in (True, False))
+    first, second = (
+        [int(i) % 20 for i in picked if (int(i) < 20) == low][:20] for low in (True, False)
+    )
     assert first != second
 
 
 @given(st.lists(st.integers(0, 10), max_size=12), st.integers(0, 12), st.integers(1, 9))
-def test_a_saved_mixture_goes_on_as_if_never_interrupted(picks: list[int], save_at: int, back: int) -> None:
+def test_a_saved_mixture_goes_on_as_if_never_interrupted(
+    picks: list[int], save_at: int, back: int
+) -> None:
     def run(saving: bool) -> list[list[str]]:
         source, picked = mixed(), []
         for number, k in enumerate(picks):
@@ -184,7 +190,9 @@ def test_a_mixture_of_other_weights_is_refused() -> None:
 def test_equal_weights_are_plain_epochs() -> None:
     for entries in ((), [(7, 1.0)], [(3, 2.0), (4, 2.0)], [(7, 1.0), (0, 3.0)]):
         source = build_source(IDS, 1, entries)
-        assert isinstance(source, UniformSource) and source.pick(20, at()) == UniformSource(IDS, 1).pick(20, at())
+        assert isinstance(source, UniformSource) and source.pick(20, at()) == UniformSource(
+            IDS, 1
+        ).pick(20, at())
     assert isinstance(build_source(IDS, 1, PARTS), MixedSource)
 
 
@@ -193,7 +201,13 @@ def test_a_mixture_keeps_the_contract() -> None:
         cut = (len(ids) + 1) // 2
         source = MixedSource(ids, seed, [(cut, 1.0), (len(ids) - cut, 2.5)])
         return Uniform(
-            source, sampling=SAMPLING, rollouts=3, max_age=1, look_ahead=1.0, starvation="raise", patience=20
+            source,
+            sampling=SAMPLING,
+            rollouts=3,
+            max_age=1,
+            look_ahead=1.0,
+            starvation="raise",
+            patience=20,
         )
 
     check_contract(make, epochs=False, rollouts=3, max_age=1)

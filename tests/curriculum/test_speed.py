@@ -9,14 +9,33 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, Listed, Once, answer_all, answers, asks, at, cut, held_tokens, metric, trained
+from scripted import (
+    SAMPLING,
+    Listed,
+    Once,
+    answer_all,
+    answers,
+    asks,
+    at,
+    cut,
+    held_tokens,
+    metric,
+    trained,
+)
 
 from whet.curriculum.allocation import largest_remainder
 from whet.curriculum.gate import Dapo
 from whet.curriculum.source import UniformSource
 from whet.curriculum.speed import Speed, accept_probability, implicit_weight
 from whet.errors import Starved, WhetError
-from whet.testing.contract import WORLDS, check_contract, check_cost, check_starvation, check_world, play
+from whet.testing.contract import (
+    WORLDS,
+    check_contract,
+    check_cost,
+    check_starvation,
+    check_world,
+    play,
+)
 from whet.testing.simulator import World
 from whet.types import Clock, Report, Request
 
@@ -24,11 +43,19 @@ ABC = [chr(ord("A") + i) for i in range(26)]
 
 
 def speed(ids: Sequence[str] = ABC, n_init: int = 2, n_cont: int = 2, **knobs: Any) -> Speed:
-    return Speed(Listed(ids), sampling=SAMPLING, rollouts=n_init + n_cont, n_init=n_init, **{"max_age": 2, **knobs})
+    return Speed(
+        Listed(ids),
+        sampling=SAMPLING,
+        rollouts=n_init + n_cont,
+        n_init=n_init,
+        **{"max_age": 2, **knobs},
+    )
 
 
 def make(ids: Sequence[str], seed: int, **knobs: Any) -> Speed:
-    return Speed(UniformSource(ids, seed), sampling=SAMPLING, **{"rollouts": 6, "n_init": 3, **knobs})
+    return Speed(
+        UniformSource(ids, seed), sampling=SAMPLING, **{"rollouts": 6, "n_init": 3, **knobs}
+    )
 
 
 def steps(requests: Sequence[Request]) -> list[tuple[str, str, int, int, int]]:
@@ -37,13 +64,17 @@ def steps(requests: Sequence[Request]) -> list[tuple[str, str, int, int, int]]:
 
 def by_name(prompt_ids: Sequence[str], total: int) -> list[int]:
     """Uneven shares that depend on the prompts alone: the last letter of the id, from 1 to 3."""
-    return largest_remainder([1.0 + ord(prompt_id[-1]) % 3 for prompt_id in prompt_ids], total, minimum=2)
+    return largest_remainder(
+        [1.0 + ord(prompt_id[-1]) % 3 for prompt_id in prompt_ids], total, minimum=2
+    )
 
 
 # The contract
 
 
-@pytest.mark.parametrize("max_age", [0, *(pytest.param(age, marks=pytest.mark.slow) for age in (1, 3))])
+@pytest.mark.parametrize(
+    "max_age", [0, *(pytest.param(age, marks=pytest.mark.slow) for age in (1, 3))]
+)
 def test_the_contract(max_age: int) -> None:
     check_contract(lambda ids, seed: make(ids, seed, max_age=max_age), rollouts=6, max_age=max_age)
 
@@ -68,7 +99,9 @@ def test_the_contract_where_the_continuation_is_divided() -> None:
 ANY_WORLD = st.builds(
     World,
     prompts=st.integers(1, 30),
-    pass_rates=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=1, max_size=6).map(tuple),
+    pass_rates=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=1, max_size=6).map(
+        tuple
+    ),
     groups=st.integers(1, 5),
     updates=st.integers(1, 5),
     slots=st.none() | st.integers(1, 40),
@@ -95,7 +128,9 @@ KNOBS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(world=ANY_WORLD, knobs=KNOBS, share=st.sampled_from([0.1, 0.5, 1.0]))
-def test_no_setting_starves_silently_or_loops(world: World, knobs: dict[str, Any], share: float) -> None:
+def test_no_setting_starves_silently_or_loops(
+    world: World, knobs: dict[str, Any], share: float
+) -> None:
     trains = None if knobs["use_screening"] else "continue"
     check_world(
         lambda ids, seed: make(ids, seed, **knobs),
@@ -112,7 +147,13 @@ def test_no_setting_starves_silently_or_loops(world: World, knobs: dict[str, Any
 @given(world=ANY_WORLD, knobs=KNOBS, save_share=st.sampled_from([0.0, 0.5]))
 def test_the_books_balance(world: World, knobs: dict[str, Any], save_share: float) -> None:
     trains = None if knobs["use_screening"] else "continue"
-    run = play(lambda ids, seed: make(ids, seed, **knobs), world, save_share=save_share, sealed=False, trains=trains)
+    run = play(
+        lambda ids, seed: make(ids, seed, **knobs),
+        world,
+        save_share=save_share,
+        sealed=False,
+        trains=trains,
+    )
     m = {key.removeprefix("curriculum/"): value for key, value in run.curriculum.metrics().items()}
     assert all(math.isfinite(value) for value in m.values())
     rejected = m["rejected_easy"] + m["rejected_hard"]
@@ -173,7 +214,9 @@ def test_screens_what_is_lacking_at_the_acceptance_seen() -> None:
     assert [r.phase for r in second] == ["continue"] + ["screen"] * 8
     assert gate.plan(at(groups=3)) == []  # enough is on its way
     assert (metric(gate, "screened"), metric(gate, "qualified")) == (6, 1)
-    assert metric(gate, "qualified_share") == pytest.approx(1 / 6) and metric(gate, "step_scale") == 4
+    assert (
+        metric(gate, "qualified_share") == pytest.approx(1 / 6) and metric(gate, "step_scale") == 4
+    )
 
 
 def test_thresholds_are_exclusive() -> None:
@@ -189,14 +232,19 @@ def test_a_continuation_trains_whatever_it_brings() -> None:
     more, *others = gate.plan(at(groups=1))
     answer_all(gate, [more, *others], ["uu", *["ww"] * len(others)])
     batch = gate.emit(at(groups=1))
-    assert batch is not None and [r.index for r in batch.groups[0].rollouts] == [0, 1]  # two verdicts are enough
+    # two verdicts are enough
+    assert batch is not None and [r.index for r in batch.groups[0].rollouts] == [0, 1]
 
 
 def test_an_unjudged_screening_is_dropped_and_counted() -> None:
     gate = speed(n_init=3)
     answer_all(gate, gate.plan(at()), ["ruu", "ruw", "uuu", "wuw"])
     assert gate.holds() == {1}
-    assert (metric(gate, "unjudged_groups"), metric(gate, "rejected_hard"), metric(gate, "screened")) == (2, 1, 4)
+    assert (
+        metric(gate, "unjudged_groups"),
+        metric(gate, "rejected_hard"),
+        metric(gate, "screened"),
+    ) == (2, 1, 4)
 
 
 # More survivors than a batch takes
@@ -211,7 +259,8 @@ def test_stream_continues_at_once_and_keeps_the_surplus() -> None:
     assert asks(second) == [(i, 2) for i in "ABCDE"] and {r.phase for r in second} == {"continue"}
     answer_all(gate, second, ["rw"] * 5)
     assert trained(gate.emit(at(step=0))) == ["A", "B"] and metric(gate, "age_mean") == 0
-    assert trained(gate.emit(at(step=1))) == ["C", "D"]  # no plan between: nothing had to be generated
+    # no plan between: nothing had to be generated
+    assert trained(gate.emit(at(step=1))) == ["C", "D"]
     assert metric(gate, "age_mean") == 1
     assert gate.emit(at(step=2)) is None and (gate.book.ready, gate.book.open) == (1, 0)
 
@@ -231,7 +280,8 @@ def test_strictly_on_policy_only_what_the_batch_takes_is_continued() -> None:
     gate = speed(max_age=0)
     answer_all(gate, gate.plan(at()), ["rw", "ww", "rw", "rw"])
     second = gate.plan(at())
-    assert asks(second) == [("A", 2), ("C", 2)]  # D's place is in the next batch, and nothing is screened for it
+    # D's place is in the next batch, and nothing is screened for it
+    assert asks(second) == [("A", 2), ("C", 2)]
     answer_all(gate, second, ["rw", "rw"])
     assert trained(gate.emit(at())) == ["A", "C"]
     assert gate.emit(at(step=1)) is None
@@ -246,19 +296,31 @@ def test_strictly_on_policy_a_batch_of_several_rounds_comes_together() -> None:
     rounds, step = 0, at(groups=3)
     while (batch := gate.emit(step)) is None:
         requests = gate.plan(step)
-        answer_all(gate, requests, ["rw" if r.phase == "continue" or r.prompt_id in "CIQ" else "ww" for r in requests])
+        answer_all(
+            gate,
+            requests,
+            ["rw" if r.phase == "continue" or r.prompt_id in "CIQ" else "ww" for r in requests],
+        )
         rounds += 1
-    assert trained(batch) == ["C", "I", "Q"] and {r.first_version for g in batch.groups for r in g.rollouts} == {0}
+    assert trained(batch) == ["C", "I", "Q"] and {
+        r.first_version for g in batch.groups for r in g.rollouts
+    } == {0}
     assert rounds <= 4
 
 
 def test_a_survivor_that_would_be_too_old_in_its_turn_is_not_continued() -> None:
     gate = speed(max_age=1, look_ahead=2.0)
     first = gate.plan(at(free=100))
-    assert len(first) == 8  # four wanted, every second expected: more could not train within one version
+    # four wanted, every second expected: more could not train within one version
+    assert len(first) == 8
     answer_all(gate, first[:6], ["rw"] * 6)
     # A to D train at age 0 and 1; E and F would at age 2.
-    assert [r.prompt_id for r in gate.plan(at(free=100)) if r.phase == "continue"] == ["A", "B", "C", "D"]
+    assert [r.prompt_id for r in gate.plan(at(free=100)) if r.phase == "continue"] == [
+        "A",
+        "B",
+        "C",
+        "D",
+    ]
 
 
 # Free capacity under stream
@@ -298,21 +360,31 @@ def test_gate_only_trains_on_the_continuation() -> None:
     answer_all(gate, gate.plan(at()), ["rw", "ww", "wr", "rr"])
     second = gate.plan(at())
     # Although strictly on-policy it screens ahead: what does not train may be old.
-    assert [(r.prompt_id, r.phase) for r in second[:3]] == [("A", "continue"), ("C", "continue"), ("E", "screen")]
+    assert [(r.prompt_id, r.phase) for r in second[:3]] == [
+        ("A", "continue"),
+        ("C", "continue"),
+        ("E", "screen"),
+    ]
     answer_all(gate, second, ["rrr", "rwu", "rw", "ww", "ww", "rw"])
     batch = gate.emit(at())
     assert batch is not None
     assert [[r.index for r in group.rollouts] for group in batch.groups] == [[2, 3, 4], [2, 3]]
     assert metric(gate, "tokens_kept") == 50
-    assert metric(gate, "tokens_dropped") == 4 * 20 + 10 + 2 * 20  # screenings, C's unjudged one, F and G
+    # screenings, C's unjudged one, F and G
+    assert metric(gate, "tokens_dropped") == 4 * 20 + 10 + 2 * 20
     third = gate.plan(at(step=1))
     assert [(r.prompt_id, r.phase) for r in third[:2]] == [("E", "continue"), ("H", "continue")]
     answer_all(gate, third, ["rwr", "uur"] + ["ww"] * (len(third) - 2), version=1)
-    assert gate.emit(at(step=1)) is None and metric(gate, "unjudged_groups") == 1  # H has one verdict that trains
+    # H has one verdict that trains
+    assert gate.emit(at(step=1)) is None and metric(gate, "unjudged_groups") == 1
     copy = speed(use_screening=False, n_cont=3, max_age=0)
     copy.load_state_dict(json.loads(json.dumps(gate.state_dict())))
     (left,) = copy.book.first_ready(2)
-    assert left.prompt_id == "E" and [r.index for r in left.rollouts] == [2, 3, 4] and left.oldest_version == 1
+    assert (
+        left.prompt_id == "E"
+        and [r.index for r in left.rollouts] == [2, 3, 4]
+        and left.oldest_version == 1
+    )
 
 
 # The division of the continuation
@@ -350,10 +422,18 @@ def test_only_those_are_screened_for_whom_it_pays() -> None:
     first = gate.plan(at())
     assert [(r.prompt_id, r.phase, r.n) for r in first] == [
         ("A", "train", 16),
-        ("C", "train", 16),  # whole groups come first in line: a survivor before them would hold them up
+        (
+            "C",
+            "train",
+            16,
+        ),  # whole groups come first in line: a survivor before them would hold them up
         ("B", "screen", 4),
         ("D", "screen", 4),
-        ("E", "screen", 4),  # chances of 0.86, 0.87, 0.07, 0.18 and 0.18: more than the two that are lacking
+        (
+            "E",
+            "screen",
+            4,
+        ),  # chances of 0.86, 0.87, 0.07, 0.18 and 0.18: more than the two that are lacking
     ]
     answer_all(gate, first, ["rw" * 8, "r" * 16, "wwww", "rwww", "wwww"])
     assert metric(gate, "screened") == 3 and metric(gate, "qualified") == 1
@@ -363,14 +443,27 @@ def test_only_those_are_screened_for_whom_it_pays() -> None:
     answer_all(gate, [more], ["w" * 12])
     assert trained(gate.emit(at())) == ["A", "D"]
     # The whole group weighs 1, as under DAPO, which drops what has no gradient; the screened one 0.4.
-    assert metric(gate, "implicit_weight") == pytest.approx((1 + implicit_weight(1 / 16, 4, 12)) / 2)
+    assert metric(gate, "implicit_weight") == pytest.approx(
+        (1 + implicit_weight(1 / 16, 4, 12)) / 2
+    )
 
 
-def test_known_prompts_fill_a_batch_in_one_call_with_a_margin_and_without_waiting_for_survivors() -> None:
+def test_known_prompts_fill_a_batch_in_one_call_with_a_margin_and_without_waiting_for_survivors() -> (
+    None
+):
     known = dict.fromkeys(ABC, (0.1, 0.15)) | {"B": (3.0, 3.0), "C": (3.0, 3.0), "E": (3.0, 3.0)}
-    gate = speed(n_init=4, n_cont=12, look_ahead=1.5, estimates=lambda ids: [known[prompt_id] for prompt_id in ids])
+    gate = speed(
+        n_init=4,
+        n_cont=12,
+        look_ahead=1.5,
+        estimates=lambda ids: [known[prompt_id] for prompt_id in ids],
+    )
     first = gate.plan(at())
-    assert steps(first)[:3] == [("B", "train", 0, 0, 16), ("C", "train", 1, 0, 16), ("E", "train", 2, 0, 16)]
+    assert steps(first)[:3] == [
+        ("B", "train", 0, 0, 16),
+        ("C", "train", 1, 0, 16),
+        ("E", "train", 2, 0, 16),
+    ]
     assert {r.phase for r in first[3:]} == {"screen"}
     answer_all(gate, first, ["rw" * 8] * 3 + ["rwww"] * (len(first) - 3))
     assert trained(gate.emit(at())) == ["B", "C"]  # A survived, too, and does not hold them up
@@ -380,7 +473,12 @@ def test_known_prompts_fill_a_batch_in_one_call_with_a_margin_and_without_waitin
 
 def test_a_prompt_that_is_requested_again_keeps_its_place_before_whole_groups() -> None:
     known = dict.fromkeys(ABC, (0.1, 0.15)) | {"C": (3.0, 3.0), "K": (3.0, 3.0)}
-    gate = speed(n_init=4, n_cont=12, look_ahead=0.0, estimates=lambda ids: [known[prompt_id] for prompt_id in ids])
+    gate = speed(
+        n_init=4,
+        n_cont=12,
+        look_ahead=0.0,
+        estimates=lambda ids: [known[prompt_id] for prompt_id in ids],
+    )
     first = gate.plan(at())
     assert [r.prompt_id for r in first[:2]] == ["C", "A"]
     answer_all(gate, [first[0], *first[2:]], ["w" * 16] + ["wwww"] * (len(first) - 2))
@@ -391,12 +489,17 @@ def test_a_prompt_that_is_requested_again_keeps_its_place_before_whole_groups() 
 
 
 def test_a_whole_group_is_divided_like_a_continuation() -> None:
-    gate = speed(n_init=4, n_cont=8, allocate=by_name, estimates=lambda ids: [(2.0, 2.0)] * len(ids))
-    assert asks(gate.plan(at())) == [("A", 16), ("B", 8), ("C", 12)]  # 8 on average by 3, 1 and 2; and 4
+    gate = speed(
+        n_init=4, n_cont=8, allocate=by_name, estimates=lambda ids: [(2.0, 2.0)] * len(ids)
+    )
+    # 8 on average by 3, 1 and 2; and 4
+    assert asks(gate.plan(at())) == [("A", 16), ("B", 8), ("C", 12)]
 
 
 def test_without_the_screening_in_the_batch_every_prompt_is_screened() -> None:
-    gate = speed(n_init=2, n_cont=8, use_screening=False, estimates=lambda ids: [(2.0, 2.0)] * len(ids))
+    gate = speed(
+        n_init=2, n_cont=8, use_screening=False, estimates=lambda ids: [(2.0, 2.0)] * len(ids)
+    )
     assert {r.phase for r in gate.plan(at())} == {"screen"}
 
 
@@ -406,7 +509,9 @@ def test_without_the_screening_in_the_batch_every_prompt_is_screened() -> None:
 def test_every_prompt_of_an_epoch_is_screened_exactly_once() -> None:
     """The released code pulls prompts also in the turns in which it trains, and loses them."""
     ids = [f"p{i}" for i in range(64)]
-    gate = Speed(Once(ids), sampling=SAMPLING, rollouts=4, n_init=2, max_age=9, starvation="partial")
+    gate = Speed(
+        Once(ids), sampling=SAMPLING, rollouts=4, n_init=2, max_age=9, starvation="partial"
+    )
     screened: Counter[str] = Counter()
     updates = 0
     while True:
@@ -421,7 +526,12 @@ def test_every_prompt_of_an_epoch_is_screened_exactly_once() -> None:
             continue
         requests = gate.plan(clock)
         screened.update(r.prompt_id for r in requests if r.phase == "screen")
-        answer_all(gate, requests, ["rw" if int(r.prompt_id[1:]) % 3 else "ww" for r in requests], version=updates)
+        answer_all(
+            gate,
+            requests,
+            ["rw" if int(r.prompt_id[1:]) % 3 else "ww" for r in requests],
+            version=updates,
+        )
     assert set(screened.values()) == {1} and len(screened) == 64
     assert metric(gate, "trained") == 42 and updates == 14
     assert gate.holds() == set()
@@ -448,7 +558,10 @@ def starving(policy: str, **knobs: Any) -> Speed:
 
 
 def test_starvation_is_a_policy() -> None:
-    with pytest.raises(Starved, match=r"4 were tried and only 1 found useful, 2 are needed \(2 too hard, 1 too easy"):
+    with pytest.raises(
+        Starved,
+        match=r"4 were tried and only 1 found useful, 2 are needed \(2 too hard, 1 too easy",
+    ):
         starving("raise").emit(at())
     assert trained(starving("partial").emit(at())) == ["B"]
     batch = starving("relax").emit(at())
@@ -476,7 +589,8 @@ def test_metrics_of_a_batch() -> None:
     )
     assert metric(gate, "rollouts_saved") == pytest.approx(2 * 24 / full - (4 * 4 + 2 * 20))
     assert (metric(gate, "rollouts"), metric(gate, "qualified_share")) == (56, 0.5)
-    assert gate.seen.share.seen == pytest.approx(3.6) and gate.seen.moments[2] == pytest.approx(3.6)  # fades by 0.9
+    # fades by 0.9
+    assert gate.seen.share.seen == pytest.approx(3.6) and gate.seen.moments[2] == pytest.approx(3.6)
 
 
 def test_the_weight_of_a_gate_is_its_acceptance() -> None:
@@ -515,7 +629,9 @@ def test_it_saves_rollouts_where_many_prompts_are_hopeless_and_only_there(
 
     def spent(kind: type[Speed] | type[Dapo], **knobs: Any) -> tuple[float, float]:
         def build(ids: Sequence[str], seed: int) -> Speed | Dapo:
-            return kind(UniformSource(ids, seed), sampling=SAMPLING, rollouts=24, max_age=2, **knobs)
+            return kind(
+                UniformSource(ids, seed), sampling=SAMPLING, rollouts=24, max_age=2, **knobs
+            )
 
         metrics = play(build, world).curriculum.metrics()
         assert metrics["curriculum/trained"] == 96
@@ -533,7 +649,10 @@ def test_it_saves_rollouts_where_many_prompts_are_hopeless_and_only_there(
     [
         ({"n_init": 1}, "n_init = 1 shows no difference"),
         ({"n_cont": 0}, "leaves 0 after a screening of 2"),
-        ({"n_cont": 1, "use_screening": False}, "leaves 1 after a screening of 2, and a continuation needs 2"),
+        (
+            {"n_cont": 1, "use_screening": False},
+            "leaves 1 after a screening of 2, and a continuation needs 2",
+        ),
         ({"low": 0.5}, "No pass rate of 2 rollouts lies between"),
     ],
 )

@@ -47,7 +47,9 @@ def stages(
     def make(stage: Stage, chosen: Sequence[str], first: int) -> Gate:
         source = UniformSource(chosen, seed + first)
         rollouts = stage.rollouts or knobs.get("rollouts", 2)
-        inner = gate(source, sampling=stage_sampling(stage, SAMPLING), **{**knobs, "rollouts": rollouts})
+        inner = gate(
+            source, sampling=stage_sampling(stage, SAMPLING), **{**knobs, "rollouts": rollouts}
+        )
         inner.book = GroupBook(next_id=first)
         return inner
 
@@ -70,9 +72,13 @@ def step(
 
 
 def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
-    first = Stage(subset="short", max_tokens=8, groups=3, rollouts=4, temperature=0.5, kl_coef=0.1, steps=1)
+    first = Stage(
+        subset="short", max_tokens=8, groups=3, rollouts=4, temperature=0.5, kl_coef=0.1, steps=1
+    )
     first = first.model_copy(update={"minibatches": 2})
-    curriculum = stages([first, Stage(subset="long", entropy_coef=0.01, reset_optimizer=True, steps=2), Stage()])
+    curriculum = stages(
+        [first, Stage(subset="long", entropy_coef=0.01, reset_optimizer=True, steps=2), Stage()]
+    )
     asked, batch = step(curriculum, 0, "rwrw")
     assert sorted(asks(asked)) == [("A", 4), ("B", 4), ("C", 4)]
     assert {(r.sampling.max_tokens, r.sampling.temperature) for r in asked} == {(8, 0.5)}
@@ -83,7 +89,12 @@ def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
     assert {r.prompt_id for r in asked} < {"D", "E", "F"}
     assert [r.group_id for r in asked] == [3, 4]  # goes on counting
     assert {r.sampling for r in asked} == {SAMPLING}
-    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (1, None, 0.01, None)
+    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (
+        1,
+        None,
+        0.01,
+        None,
+    )
     assert batch.reset_reference and batch.reset_optimizer
     _, batch = step(curriculum, 2)
     assert not batch.reset_reference and not batch.reset_optimizer  # only its first
@@ -95,7 +106,9 @@ def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
 
 def test_a_coefficient_of_zero_is_a_setting_of_its_own() -> None:
     names = ("groups", "minibatches", "temperature", "kl_coef", "entropy_coef")
-    assert named_in(Stage(kl_coef=0.0, groups=2), names) == ["groups", "kl_coef"] and not named_in(Stage(), names)
+    assert named_in(Stage(kl_coef=0.0, groups=2), names) == ["groups", "kl_coef"] and not named_in(
+        Stage(), names
+    )
 
 
 def test_a_reference_may_be_kept() -> None:
@@ -234,7 +247,10 @@ def test_by_task_the_mean_is_that_of_the_tasks() -> None:
     ("list_of", "sentence"),
     [
         ([Stage(tasks=("z",))], r'stages\.0 wants prompts of task "z", but the data has none'),
-        ([Stage(steps=1), Stage(subset="long")], r'stages\.1 has no prompts: none is "long" by characters'),
+        (
+            [Stage(steps=1), Stage(subset="long")],
+            r'stages\.1 has no prompts: none is "long" by characters',
+        ),
         ([Stage(), Stage()], r"stages\.0 would never end"),
     ],
 )
@@ -248,7 +264,9 @@ def test_other_data_or_stages_are_refused_at_resume() -> None:
     with pytest.raises(WhetError, match="in 2 stages, not the 1 given now"):
         stages([Stage()]).load_state_dict(state)
     with pytest.raises(WhetError, match="other prompts than the 5 given now"):
-        stages([Stage(steps=1), Stage()], LETTERS[:5], characters=LENGTHS[:5]).load_state_dict(state)
+        stages([Stage(steps=1), Stage()], LETTERS[:5], characters=LENGTHS[:5]).load_state_dict(
+            state
+        )
     with pytest.raises(WhetError, match="other prompts"):
         stages([Stage(steps=1), Stage()], list("GHIJKL")).load_state_dict(state)
 
@@ -266,7 +284,8 @@ def test_default_stages_fit_any_data() -> None:
     assert curriculum.metrics()["curriculum/stage_prompts"] == 6
     assert curriculum.stage.max_tokens == 1
     assert ends_after(curriculum) == 1  # none truncated, and two of six prompts are a quarter epoch
-    assert ends_after(stages(default_stages(1), characters=[5] * 6), finish="length") == 3  # after an epoch
+    # after an epoch
+    assert ends_after(stages(default_stages(1), characters=[5] * 6), finish="length") == 3
 
 
 TABLE = {"uniform": Uniform, "dapo": Dapo, "screening": screening}
@@ -281,7 +300,9 @@ def world_stages(list_of: Sequence[Stage], gate: Any, **knobs: Any) -> Any:
     def make(ids: Sequence[str], seed: int) -> Stages:
         characters = np.random.default_rng(seed).integers(1, 50, len(ids)).tolist()
         tasks = ["odd" if i % 2 else "even" for i in range(len(ids))]
-        return stages(list_of, ids, gate=gate, seed=seed, characters=characters, tasks=tasks, **knobs)
+        return stages(
+            list_of, ids, gate=gate, seed=seed, characters=characters, tasks=tasks, **knobs
+        )
 
     return make
 
@@ -300,8 +321,15 @@ def test_a_border_looks_at_no_prompt_by_itself(name: str) -> None:
     """Four updates with three borders: the steps of the interpreter do not grow with the number of prompts."""
 
     def make(ids: Sequence[str], seed: int) -> Any:
-        list_of = [{"subset": "short", "steps": 1}, {"tasks": ["odd"], "steps": 1}, {"subset": "long", "steps": 1}, {}]
-        chosen = config.CurriculumSettings.model_validate({"name": name, "rollouts": 6, "stages": list_of})
+        list_of = [
+            {"subset": "short", "steps": 1},
+            {"tasks": ["odd"], "steps": 1},
+            {"subset": "long", "steps": 1},
+            {},
+        ]
+        chosen = config.CurriculumSettings.model_validate(
+            {"name": name, "rollouts": 6, "stages": list_of}
+        )
         facts = Facts(
             ids=ids,
             characters=[1 + i % 5 for i in range(len(ids))],
@@ -353,10 +381,13 @@ def test_any_stages_in_any_world(
     name: str, world: World, list_of: list[Stage], max_age: int, starvation: str, share: float
 ) -> None:
     make = world_stages(list_of, TABLE[name], max_age=max_age, starvation=starvation, patience=4)
-    most = 4 * 3 * len(list_of)  # a hopeless stage ends within an update, and the next one has its own patience
+    # a hopeless stage ends within an update, and the next one has its own patience
+    most = 4 * 3 * len(list_of)
     check_world(make, world, save_share=share, epochs=False, max_age=max_age, patience=most)
     run = play(make, world, epochs=False, sealed=False, patience=most)
-    metrics = {key.removeprefix("curriculum/"): value for key, value in run.curriculum.metrics().items()}
+    metrics = {
+        key.removeprefix("curriculum/"): value for key, value in run.curriculum.metrics().items()
+    }
     held = held_tokens(run.curriculum.inner)  # type: ignore[attr-defined]
     assert metrics["tokens_kept"] + metrics["tokens_dropped"] + held == run.simulator.tokens
 
@@ -369,8 +400,16 @@ PREVIEW = [("short", 8192, 128, 8, 160), ("all", 16384, 64, 8, 590), ("long", 24
     ("name", "table", "last"),
     [
         ("fastcurl-preview", [*PREVIEW, ("all", 16384, 64, 16, 0)], (None, None)),
-        ("fastcurl-v2", [*PREVIEW, ("all", 16384, 64, 16, 580), ("all", 16384, 64, 16, 0)], (0.0, 1e-6)),
-        ("fastcurl-v3", [*PREVIEW, ("all", 16384, 64, 16, 580), ("all", 16384, 64, 16, 0)], (0.0, 0.0)),
+        (
+            "fastcurl-v2",
+            [*PREVIEW, ("all", 16384, 64, 16, 580), ("all", 16384, 64, 16, 0)],
+            (0.0, 1e-6),
+        ),
+        (
+            "fastcurl-v3",
+            [*PREVIEW, ("all", 16384, 64, 16, 580), ("all", 16384, 64, 16, 0)],
+            (0.0, 0.0),
+        ),
         (
             "deepscaler",
             [("all", 8192, 128, 8, 1040), ("all", 16384, 128, 16, 480), ("all", 24576, 128, 16, 0)],
@@ -378,7 +417,9 @@ PREVIEW = [("short", 8192, 128, 8, 160), ("all", 16384, 64, 8, 590), ("long", 24
         ),
     ],
 )
-def test_the_published_stages(name: str, table: list[tuple[Any, ...]], last: tuple[float | None, float | None]) -> None:
+def test_the_published_stages(
+    name: str, table: list[tuple[Any, ...]], last: tuple[float | None, float | None]
+) -> None:
     recipe = load_config(PAPERS / f"{name}.toml")
     found = recipe.curriculum.stages
     assert [(s.subset, s.max_tokens, s.groups, s.rollouts, s.steps) for s in found] == table
@@ -397,7 +438,9 @@ def hopeless(**settings: Any) -> Stages:
     """`all` by its name: SPEED inside a first stage of half the limit."""
     facts = Facts(ids=[f"p{i}" for i in range(40)], characters=[10] * 20 + [40] * 20)
     built = build_curriculum(
-        config.CurriculumSettings(name="all", groups=2, rollouts=4, speed=config.SpeedSettings(n_init=2), **settings),
+        config.CurriculumSettings(
+            name="all", groups=2, rollouts=4, speed=config.SpeedSettings(n_init=2), **settings
+        ),
         facts=facts,
         sampling=SAMPLING,
         seed=0,
@@ -406,9 +449,13 @@ def hopeless(**settings: Any) -> Stages:
     return built
 
 
-def truncate(curriculum: Stages, requests: Sequence[Request], finish: Any = "length", letter: str = "w") -> None:
+def truncate(
+    curriculum: Stages, requests: Sequence[Request], finish: Any = "length", letter: str = "w"
+) -> None:
     for request in requests:
-        curriculum.observe([replace(r, finish=finish) for r in answers(request, letter * request.n)])
+        curriculum.observe(
+            [replace(r, finish=finish) for r in answers(request, letter * request.n)]
+        )
 
 
 def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
@@ -423,7 +470,8 @@ def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
     for one in (curriculum, again):
         assert one.emit(at()) is None
         with pytest.warns(
-            UserWarning, match=rf"Stage 0 ends early: .* truncated at its limit of {half} tokens .*Stage 1"
+            UserWarning,
+            match=rf"Stage 0 ends early: .* truncated at its limit of {half} tokens .*Stage 1",
         ):
             wider = one.plan(at())
         assert {r.sampling.max_tokens for r in wider} == {SAMPLING.max_tokens}
@@ -441,7 +489,9 @@ def test_a_stage_goes_on_where_responses_end_or_are_right(finish: str, letter: s
 def test_a_starving_stage_names_its_limit() -> None:
     """The last stage has no wider one to go to."""
     curriculum = hopeless(stages=(Stage(max_tokens=8),), patience=2)
-    with pytest.raises(Starved, match=r"truncated at its limit of 8 tokens \(curriculum\.stages\.0\.max_tokens\)"):
+    with pytest.raises(
+        Starved, match=r"truncated at its limit of 8 tokens \(curriculum\.stages\.0\.max_tokens\)"
+    ):
         for _ in range(20):
             truncate(curriculum, curriculum.plan(at()))
             curriculum.emit(at())
@@ -473,7 +523,11 @@ def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:
     for number in range(6):
         while (batch := curriculum.emit(at(step=number, groups=4))) is None:
             for request in curriculum.plan(at(step=number, groups=4)):
-                letters = "wwww" if request.prompt_id in ("p0", "p1", "p2") else "rw" + "r" * (request.n - 2)
+                letters = (
+                    "wwww"
+                    if request.prompt_id in ("p0", "p1", "p2")
+                    else "rw" + "r" * (request.n - 2)
+                )
                 curriculum.observe(answers(request, letters[: request.n], version=number))
         curriculum.updated(at(step=number + 1, groups=4), DONE)
         names = [group.prompt_id for group in batch.groups]

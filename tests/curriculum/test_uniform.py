@@ -32,7 +32,13 @@ def test_every_group_trains_whatever_its_pass_rate() -> None:
 
 
 LONG_AND_SHORT = World(
-    prompts=40, lengths=(2, 3, 4, 60, 90), order="shortest", groups=8, updates=15, slots=48, pass_rates=(0.5,)
+    prompts=40,
+    lengths=(2, 3, 4, 60, 90),
+    order="shortest",
+    groups=8,
+    updates=15,
+    slots=48,
+    pass_rates=(0.5,),
 )
 
 
@@ -48,7 +54,9 @@ def mean_length(prompts: Sequence[str]) -> float:
 
 def test_short_responses_are_not_preferred() -> None:
     """Who finishes late waits in line: what trains is what was asked, in that order, epoch by epoch."""
-    prompts = trained_prompts(LONG_AND_SHORT, lambda ids, seed: make(ids, seed, max_age=4, look_ahead=2.0))
+    prompts = trained_prompts(
+        LONG_AND_SHORT, lambda ids, seed: make(ids, seed, max_age=4, look_ahead=2.0)
+    )
     assert set(Counter(prompts).values()) == {3}
     assert mean_length(prompts) == sum(LONG_AND_SHORT.lengths) / 5
 
@@ -68,7 +76,9 @@ def test_taking_groups_as_they_complete_would_prefer_short_ones(monkeypatch: Any
 
     monkeypatch.setattr("whet.testing.contract.Ledger._check_batch", lambda *args, **kw: None)
     monkeypatch.setattr("whet.testing.contract.Ledger.updated", lambda *args: None)
-    assert mean_length(trained_prompts(LONG_AND_SHORT, eager)) < 0.9 * sum(LONG_AND_SHORT.lengths) / 5
+    assert (
+        mean_length(trained_prompts(LONG_AND_SHORT, eager)) < 0.9 * sum(LONG_AND_SHORT.lengths) / 5
+    )
 
 
 def test_cuts_do_not_thin_out_the_long_ones() -> None:

@@ -25,7 +25,8 @@ def test_draws_follow_the_weights_without_replacement() -> None:
         counts[pair] = counts.get(pair, 0) + 1
     for a, b in itertools.permutations(range(3), 2):
         expected = weights[a] / 8 * weights[b] / (8 - weights[a])
-        assert counts[a, b] / 20_000 == pytest.approx(expected, abs=0.011)  # three standard deviations
+        # three standard deviations
+        assert counts[a, b] / 20_000 == pytest.approx(expected, abs=0.011)
 
 
 def test_no_row_is_drawn_twice_and_none_without_weight() -> None:
@@ -37,7 +38,9 @@ def test_no_row_is_drawn_twice_and_none_without_weight() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9])
 def test_any_size(size: int) -> None:
-    assert sorted(filled([1.0] * size).draw(size + 1, np.random.default_rng(0)).tolist()) == list(range(size))
+    assert sorted(filled([1.0] * size).draw(size + 1, np.random.default_rng(0)).tolist()) == list(
+        range(size)
+    )
 
 
 @given(
@@ -45,7 +48,9 @@ def test_any_size(size: int) -> None:
     changes=st.lists(st.tuples(st.integers(0, 69), st.floats(0, 10)), max_size=10),
     seed=st.integers(0, 99),
 )
-def test_changed_is_the_same_as_built_anew(weights: list[float], changes: list[tuple[int, float]], seed: int) -> None:
+def test_changed_is_the_same_as_built_anew(
+    weights: list[float], changes: list[tuple[int, float]], seed: int
+) -> None:
     rows = filled(weights)
     for row, weight in changes:
         rows.put(np.array([row % len(weights)]), weight)
@@ -66,4 +71,7 @@ def test_a_part_is_added_up_as_the_whole_would_be(first: int, count: int) -> Non
     rows.add_up(first, count)
     again.add_up()
     assert rows.total == again.total == pytest.approx(11 - 0.9 * min(count, 11 - first))
-    assert rows.draw(11, np.random.default_rng(0)).tolist() == again.draw(11, np.random.default_rng(0)).tolist()
+    assert (
+        rows.draw(11, np.random.default_rng(0)).tolist()
+        == again.draw(11, np.random.default_rng(0)).tolist()
+    )

@@ -24,7 +24,9 @@ class Random(Empty):
         self.vocab, self.rng = vocab, np.random.default_rng(seed)
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tokens = self.rng.integers(0, self.vocab, (len(rows), int(most.max(initial=0))), dtype=np.int32)
+        tokens = self.rng.integers(
+            0, self.vocab, (len(rows), int(most.max(initial=0))), dtype=np.int32
+        )
         return tokens, self.rng.integers(0, most + 1).astype(np.int32)
 
 
@@ -33,7 +35,9 @@ class Oracle(Empty):
 
     name = "oracle"
 
-    def __init__(self, plain: Mapping[tuple[int, int], np.ndarray], wrong: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, plain: Mapping[tuple[int, int], np.ndarray], wrong: float = 0.0, seed: int = 0
+    ) -> None:
         self.plain, self.wrong, self.rng = plain, wrong, np.random.default_rng(seed)
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +58,9 @@ class AlwaysEnd(Empty):
         self.eos = eos
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.full((len(rows), int(most.max(initial=0))), self.eos, np.int32), most.astype(np.int32)
+        return np.full((len(rows), int(most.max(initial=0))), self.eos, np.int32), most.astype(
+            np.int32
+        )
 
 
 class Invalid(Empty):
@@ -67,7 +73,9 @@ class Invalid(Empty):
         self.rng = np.random.default_rng(seed)
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.rng.choice(self.ids, (len(rows), int(most.max(initial=0)))).astype(np.int32), most.astype(np.int32)
+        return self.rng.choice(self.ids, (len(rows), int(most.max(initial=0)))).astype(
+            np.int32
+        ), most.astype(np.int32)
 
 
 class TooLong(Empty):
@@ -76,7 +84,9 @@ class TooLong(Empty):
     name = "too_long"
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.ones((len(rows), int(most.max(initial=0)) + 50), np.int64), np.full(len(rows), 10_000)
+        return np.ones((len(rows), int(most.max(initial=0)) + 50), np.int64), np.full(
+            len(rows), 10_000
+        )
 
 
 class BadShape(Empty):

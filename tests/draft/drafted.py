@@ -15,7 +15,9 @@ VOCABULARY = 23
 
 def target(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
     """Two query heads a key head."""
-    return tiny_model(VOCABULARY, hidden=32, layers=2, heads=4, kv_heads=2, context=128, dtype=dtype)
+    return tiny_model(
+        VOCABULARY, hidden=32, layers=2, heads=4, kv_heads=2, context=128, dtype=dtype
+    )
 
 
 def qwen3_target() -> Qwen3ForCausalLM:

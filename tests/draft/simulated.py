@@ -12,13 +12,17 @@ from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 class World:
     """Steps cost base + token * B * (tokens to verify), with noise; acceptance is the same at every place."""
 
-    def __init__(self, accept: dict[str, float], base: float = 1e-3, token: float = 4e-6, seed: int = 0) -> None:
+    def __init__(
+        self, accept: dict[str, float], base: float = 1e-3, token: float = 4e-6, seed: int = 0
+    ) -> None:
         self.accept, self.base, self.token = accept, base, token
         self.rng = np.random.default_rng(seed)
 
     def seconds(self, arm: DraftArm, batch: int) -> float:
         drafting = 5e-5 if arm.depth else 0.0
-        return (self.base + self.token * batch * arm.tokens + drafting) * float(self.rng.uniform(0.97, 1.03))
+        return (self.base + self.token * batch * arm.tokens + drafting) * float(
+            self.rng.uniform(0.97, 1.03)
+        )
 
     def accepted(self, arm: DraftArm, batch: int) -> np.ndarray:
         if not arm.depth:
@@ -44,7 +48,9 @@ class Fixed(Chooser):
         super().__init__()
         self.arm, self.most = arm, batch
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         return self.arm if batch <= self.most else OFF
 
 
@@ -58,7 +64,9 @@ def write(chooser: Chooser, world: World, length: np.ndarray) -> tuple[float, li
     while left.size:
         arm = chooser.choose(left.size, 2**20 * left.size)
         seconds, accepted = world.seconds(arm, left.size), world.accepted(arm, left.size)
-        chooser.record(StepReport(arm, left.size, seconds, accepted=accepted, kv_bytes=2**20 * left.size))
+        chooser.record(
+            StepReport(arm, left.size, seconds, accepted=accepted, kv_bytes=2**20 * left.size)
+        )
         total += seconds
         arms.append(arm)
         left = left - 1 - accepted

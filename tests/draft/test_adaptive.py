@@ -36,7 +36,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_words_are_the_most_frequent_of_the_rollouts_and_are_proposed_alone(few: None) -> None:
     made = drafter()
-    assert made.live.draft_ids is not None and made.live.draft_ids.tolist() == list(range(WORDS)), "nothing seen yet"
+    assert made.live.draft_ids is not None and made.live.draft_ids.tolist() == list(range(WORDS)), (
+        "nothing seen yet"
+    )
     made.train(200)
     counts = made.buffer.counts(VOCABULARY)
     chosen = made.live.draft_ids.tolist()
@@ -60,7 +62,9 @@ def test_they_last_for_some_lessons(few: None, monkeypatch: pytest.MonkeyPatch) 
     assert [a == b for a, b in pairwise(seen)] == [True, True, False, True]
 
 
-def test_all_words_where_there_are_few_and_where_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_words_where_there_are_few_and_where_nothing_is_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert drafter().live.draft_ids is None, f"{VOCABULARY} are no more than {adaptive.WORDS}"
     monkeypatch.setattr(adaptive, "WORDS", WORDS)
     assert drafter(share=0.0).live.draft_ids is None, "there is no lesson that would choose them"
@@ -83,18 +87,25 @@ def test_a_checkpoint_has_them(few: None) -> None:
     assert torch.equal(other.live.draft_ids, made.live.draft_ids) and other.lessons == 1
     assert torch.equal(other.live.draft_head.weight, made.live.draft_head.weight)
     del tensors["words"]
-    drafter().load(tensors, made.state_dict())  # an older checkpoint: they are chosen at the next lesson
+    # an older checkpoint: they are chosen at the next lesson
+    drafter().load(tensors, made.state_dict())
 
 
 @pytest.mark.slow
-def test_a_run_with_few_words_is_the_run_without(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_few_words_is_the_run_without(
+    few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     monkeypatch.setattr(adaptive, "WORDS", 6)
     watched = []
     for name, sets in (("plain", ()), ("drafted", ('draft.drafters=["eagle"]',))):
         watcher = Silent()
-        run_recipe(small_config("steps=6", *sets), tmp_path / name, watcher=watcher, reward=even_digits)
+        run_recipe(
+            small_config("steps=6", *sets), tmp_path / name, watcher=watcher, reward=even_digits
+        )
         watched.append([(row["reward/mean"], row["tokens_generated"]) for row in watcher.rows[1:]])
     assert watched[0] == watched[1]
-    state = max((tmp_path / "drafted" / "checkpoints").glob("step_*")) / "state" / "drafter.safetensors"
+    state = (
+        max((tmp_path / "drafted" / "checkpoints").glob("step_*")) / "state" / "drafter.safetensors"
+    )
     assert load_file(state)["words"].shape == (6,)

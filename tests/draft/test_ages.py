@@ -41,7 +41,10 @@ class Growing:
 
 def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> float:
     """Seconds until 128 rows with a long tail are written, by a chooser or by one arm where it serves."""
-    left = np.minimum(np.random.default_rng(0).lognormal(math.log(332), 1.0, 128), 2048).astype(int) + 1
+    left = (
+        np.minimum(np.random.default_rng(0).lognormal(math.log(332), 1.0, 128), 2048).astype(int)
+        + 1
+    )
     total, written = 0.0, 0.0
     while left.size:
         batch, kv = left.size, left.size * (100 + written) * KV
@@ -50,7 +53,9 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         seconds = sum(world.seconds(arm, batch) for _ in range(BURST))
         if chooser:
             found = np.concatenate(accepted) if accepted else None
-            chooser.record(StepReport(arm, batch, seconds, steps=BURST, accepted=found, kv_bytes=kv))
+            chooser.record(
+                StepReport(arm, batch, seconds, steps=BURST, accepted=found, kv_bytes=kv)
+            )
         gained = BURST + np.sum(accepted, 0)
         total, written, left = total + seconds, written + float(np.mean(gained)), left - gained
         left = left[left > 0]
@@ -68,7 +73,9 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         pytest.param(lambda grown: 0.1, 0.12, id="none is any good"),
     ],
 )
-def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], float], eagle: float) -> None:
+def test_the_controller_keeps_up_with_the_best_arm(
+    suffix: Callable[[float], float], eagle: float
+) -> None:
     """Batch after batch, as in a run; from the second on, when it has seen all lengths once."""
     best = min(write(None, Growing(suffix, eagle, 1), arm) for arm in (OFF, *ARMS))
     for seed in range(4):
@@ -85,13 +92,20 @@ def test_what_is_known_of_one_age_is_lent_to_another_lightly() -> None:
     ages = Ages(1)
     ages.record(6, np.ones(100, int), np.ones(100, int))
     assert ages.lengths(9) == [1.0, 2.0] and 9 not in ages.at
-    ages.record(9, np.zeros(24, int), np.ones(24, int))  # eight tries are lent, of which 0.98 is left
+    # eight tries are lent, of which 0.98 is left
+    ages.record(9, np.zeros(24, int), np.ones(24, int))
     assert 9 in ages.at and ages.lengths(9)[1] == pytest.approx(1 + 7.84 / 31.84)
     assert ages.lengths(6) == [1.0, 2.0]
 
 
 def test_the_age_of_rows_is_in_doublings() -> None:
-    assert [age_of(2, 2 * 100 * 2**i * KV) - age_of(2, 2 * 100 * KV) for i in range(5)] == [0, 1, 2, 3, 4]
+    assert [age_of(2, 2 * 100 * 2**i * KV) - age_of(2, 2 * 100 * KV) for i in range(5)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert age_of(1, 0.0) == age_of(0, 5.0) == 0
 
 

@@ -21,7 +21,9 @@ def test_by_hand() -> None:
     allowance.spend(100.0, updates=1)  # makes kernels ready
     allowance.grant(3.0)
     allowance.spend(4.0, updates=1)
-    assert (allowance.left, allowance.each) == (-1.0, 4.0), "what was granted before the first has lapsed"
+    assert (allowance.left, allowance.each) == (-1.0, 4.0), (
+        "what was granted before the first has lapsed"
+    )
     left = []
     for _ in range(6):
         allowance.grant(3.0)
@@ -41,7 +43,9 @@ def test_several_updates_fit_into_a_long_step() -> None:
     assert allowance.left == 8.0, "no more than an update is kept"
     assert allowance.allows(spent=4.9) and not allowance.allows(spent=5.0)
     allowance.spend(0.5, updates=0)
-    assert (allowance.left, allowance.each) == (7.5, 3.0), "a lesson without an update says nothing of the next"
+    assert (allowance.left, allowance.each) == (7.5, 3.0), (
+        "a lesson without an update says nothing of the next"
+    )
 
 
 def test_without_a_limit() -> None:
@@ -53,7 +57,9 @@ def test_without_a_limit() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30), st.floats(0.01, 2)), min_size=1, max_size=60))
-def test_a_run_spends_no_more_than_it_is_granted_and_one_update(steps: list[tuple[float, float]]) -> None:
+def test_a_run_spends_no_more_than_it_is_granted_and_one_update(
+    steps: list[tuple[float, float]],
+) -> None:
     """(seconds of a step, of its updates), from the second lesson on."""
     allowance, granted, spent, longest = Allowance(), 0.0, 0.0, 0.0
     allowance.spend(9.0, updates=1)
@@ -81,7 +87,10 @@ def test_saved_it_goes_on_as_if_it_had_not_been() -> None:
     again.spend(50.0, updates=1)
     assert again.left == 8.0
     allowance.grant(math.inf)
-    assert json.loads(json.dumps(allowance.state_dict(), allow_nan=False)) == {"left": 3.0, "each": 3.0}
+    assert json.loads(json.dumps(allowance.state_dict(), allow_nan=False)) == {
+        "left": 3.0,
+        "each": 3.0,
+    }
 
 
 def test_the_share_of_a_run_of_short_steps() -> None:
@@ -100,7 +109,9 @@ def test_a_drafter_in_debt_learns_nothing_until_it_is_paid() -> None:
     model = tiny_model(20, hidden=16, layers=1, heads=2)
     drafter = AdaptiveDrafter(model, share=1.0)
     generator = torch.Generator().manual_seed(0)
-    drafter.buffer.add(0, torch.randint(0, 20, (40,)), torch.randn(40, 16, generator=generator), prompt=4)
+    drafter.buffer.add(
+        0, torch.randint(0, 20, (40,)), torch.randn(40, 16, generator=generator), prompt=4
+    )
     assert drafter.train(40, seconds=0.0) == {}, "nothing is granted"
     for _ in range(2):  # the first is not counted
         assert drafter.train(40, seconds=3600.0)["draft/tokens_trained"] > 0
@@ -111,8 +122,13 @@ def test_a_drafter_in_debt_learns_nothing_until_it_is_paid() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in drafter.tensors().items())
     again = AdaptiveDrafter(model, share=1.0)
     again.load(before, json.loads(json.dumps(drafter.state_dict())))
-    assert again.allowance.left == drafter.allowance.left < 0, "what is owed is owed by the run that goes on"
-    assert again.allowance.each == drafter.allowance.each and again.state_dict() == drafter.state_dict()
+    assert again.allowance.left == drafter.allowance.left < 0, (
+        "what is owed is owed by the run that goes on"
+    )
+    assert (
+        again.allowance.each == drafter.allowance.each
+        and again.state_dict() == drafter.state_dict()
+    )
     old = {name: value for name, value in drafter.state_dict().items() if name != "allowance"}
     again = AdaptiveDrafter(model, share=1.0)
     again.load(before, old)  # a checkpoint from before

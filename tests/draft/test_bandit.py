@@ -52,7 +52,9 @@ def test_every_arm_of_all_three_drafters_has_a_batch_size() -> None:
     bandit = built()
     batches = range(1, SWITCH + 1)
     open_to = {arm for batch in batches for arm in bandit.group(batch) if bandit.serves(arm, batch)}
-    assert open_to == {DraftArm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS}
+    assert open_to == {
+        DraftArm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS
+    }
 
 
 def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
@@ -62,7 +64,11 @@ def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
             bandit = built()
             bandit.calm, bandit.epsilon = bandit.patience, 0.0
             for arm in bandit.group(batch):
-                bandit.record(StepReport(arm, batch, 0.1 if arm == best else 0.2, accepted=np.zeros(batch, int)))
+                bandit.record(
+                    StepReport(
+                        arm, batch, 0.1 if arm == best else 0.2, accepted=np.zeros(batch, int)
+                    )
+                )
             assert bandit.choose(batch) == best
             bandit.epsilon = 1.0
             assert {bandit.choose(batch) for _ in range(200)} == set(bandit.group(batch))
@@ -101,13 +107,15 @@ def test_reward_and_median(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [DraftArm("ngram", 4), DraftArm("eagle", 4)]
     bandit = on(arms, epsilon=0.0)
     for seconds in (0.1, 0.2, 0.4):
-        bandit.record(StepReport(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2])))  # a = 3: rewards 120, 60, 30
+        # a = 3: rewards 120, 60, 30
+        bandit.record(StepReport(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2])))
     assert bandit.score(arms[0]) == 60
     assert bandit.score(arms[1]) == float("inf") and bandit.choose(1) == arms[1]
     bandit.record(StepReport(arms[1], 4, 0.1, accepted=np.zeros(4, int)))  # 40
     assert bandit.choose(1) == arms[0]
     for _ in range(2):
-        bandit.record(StepReport(arms[0], 4, 1.2, accepted=np.array([4, 2, 0, 2])))  # 10: the window is 30, 10, 10
+        # 10: the window is 30, 10, 10
+        bandit.record(StepReport(arms[0], 4, 1.2, accepted=np.array([4, 2, 0, 2])))
     assert bandit.choose(1) == arms[1]
 
 
@@ -134,7 +142,11 @@ def test_saved_as_json() -> None:
     other = on(SHIPPED, seed=5)
     other.load_state_dict(json.loads(json.dumps(bandit.state_dict())))
     assert other.state_dict() == bandit.state_dict()
-    assert bandit.metrics() == {"draft/share_eagle_47_1_48": 1.0, "draft/accept_length": 4.0, "draft/saved": 3.0}
+    assert bandit.metrics() == {
+        "draft/share_eagle_47_1_48": 1.0,
+        "draft/accept_length": 4.0,
+        "draft/saved": 3.0,
+    }
     assert bandit.metrics() == {"draft/accept_length": 1.0, "draft/saved": 0.0}
 
 
@@ -162,4 +174,8 @@ def test_not_among_those_that_are_retired() -> None:
 def test_where_nothing_was_drafted() -> None:
     bandit = Bandit([DraftArm("ngram", 4)])
     bandit.record(StepReport(OFF, 4, 1.0))
-    assert bandit.metrics() == {"draft/share_off": 1.0, "draft/accept_length": 1.0, "draft/saved": 0.0}
+    assert bandit.metrics() == {
+        "draft/share_off": 1.0,
+        "draft/accept_length": 1.0,
+        "draft/saved": 0.0,
+    }

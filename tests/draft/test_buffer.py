@@ -39,7 +39,9 @@ def test_beyond_capacity_the_fullest_class_of_lengths_loses_its_oldest() -> None
     add(buffer, 0, 7)
     assert [len(e) for e in buffer.entries] == [5, 6, 45, 7], "85 of 103 tokens were long ones"
     add(buffer, 0, *[4] * 14)
-    assert [len(e) for e in buffer.entries] == [45, *[4] * 13], "then the short ones pass 45 tokens, and lose theirs"
+    assert [len(e) for e in buffer.entries] == [45, *[4] * 13], (
+        "then the short ones pass 45 tokens, and lose theirs"
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=30))
@@ -50,7 +52,9 @@ def test_it_never_holds_more_than_its_capacity(steps: list[tuple[int, int]]) -> 
         add(buffer, step, length)
         assert buffer.tokens == sum(map(len, buffer.entries)) <= 70
         if length > 1:
-            assert (buffer.entries[-1].step, len(buffer.entries[-1])) == (step, length), "the newest is there"
+            assert (buffer.entries[-1].step, len(buffer.entries[-1])) == (step, length), (
+                "the newest is there"
+            )
 
 
 def test_what_cannot_be_a_pair_is_left_out_and_what_is_too_long_is_cut() -> None:
@@ -95,13 +99,22 @@ def storages(buffer: DataBuffer) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(2, 30), min_size=1, max_size=6)), max_size=20))
-def test_parts_of_one_tensor_take_no_memory_beyond_their_own(batches: list[tuple[int, list[int]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.lists(st.integers(2, 30), min_size=1, max_size=6)),
+        max_size=20,
+    )
+)
+def test_parts_of_one_tensor_take_no_memory_beyond_their_own(
+    batches: list[tuple[int, list[int]]],
+) -> None:
     """Entries that came together go one by one; those that stay are what they were."""
     buffer, step = DataBuffer(70), 0
     for batch, (more, lengths) in enumerate(batches):
         step += more
-        whole = torch.full((sum(lengths), 3), float(batch)) + torch.arange(sum(lengths))[:, None] / 1000
+        whole = (
+            torch.full((sum(lengths), 3), float(batch)) + torch.arange(sum(lengths))[:, None] / 1000
+        )
         buffer.wants(step, lengths[0])
         for part in whole.split(lengths):
             buffer.add(step, [batch, *range(len(part))], part)
@@ -121,7 +134,9 @@ def test_a_lesson_wants_twice_its_share_whatever_the_length() -> None:
     assert found[:5] == [True] * 5 and FEW == 4096
     assert not any(found[5:12]), "5,000 tokens are more than 2 x 0.2 of 12,000"
     assert sum(found) == 40
-    assert [DataBuffer(100, share=0.2).wants(0, n) for n in (1, 2)] == [False, True], "one state is no pair"
+    assert [DataBuffer(100, share=0.2).wants(0, n) for n in (1, 2)] == [False, True], (
+        "one state is no pair"
+    )
 
 
 def test_the_longest_of_a_step_are_wanted_too() -> None:
@@ -158,7 +173,9 @@ def test_to_be_asked_is_to_begin_the_step() -> None:
 def test_samples_follow_from_their_key_and_fill_their_room() -> None:
     buffer = DataBuffer(1000)
     add(buffer, 0, 30, 12, 25, 50, 9)
-    one, same = ([(len(w.entry), w.start, w.stop) for w in buffer.sample(40, (7, 1))] for _ in range(2))
+    one, same = (
+        [(len(w.entry), w.start, w.stop) for w in buffer.sample(40, (7, 1))] for _ in range(2)
+    )
     assert one == same
     drawn = {tuple((len(w.entry), w.start) for w in buffer.sample(40, (7, i))) for i in range(20)}
     assert len(drawn) > 5
@@ -168,7 +185,9 @@ def test_samples_follow_from_their_key_and_fill_their_room() -> None:
         assert [len(w) for w in windows] == sorted((len(w) for w in windows), reverse=True)
         assert all(0 <= w.start < w.stop <= len(w.entry) - 1 for w in windows)
         assert len({len(w.entry) for w in windows}) == len(windows)
-    assert sum(map(len, buffer.sample(10_000, (0,)))) == buffer.tokens - 5, "an entry of n states has n - 1 pairs"
+    assert sum(map(len, buffer.sample(10_000, (0,)))) == buffer.tokens - 5, (
+        "an entry of n states has n - 1 pairs"
+    )
     assert DataBuffer(10).sample(5, (0,)) == []
 
 

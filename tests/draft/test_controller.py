@@ -30,7 +30,9 @@ def test_as_good_as_the_best_fixed_arm_and_off(
     """Over four batches with a tail and an update after each, trials and the first tries of all arms included."""
     batches = [lengths(seed=seed * 10 + i) for i in range(4)]
     fixed = {
-        arm.name: sum(write(Fixed(arm), kind(accept, token=token, seed=seed), b)[0] for b in batches)
+        arm.name: sum(
+            write(Fixed(arm), kind(accept, token=token, seed=seed), b)[0] for b in batches
+        )
         for arm in (OFF, *ARMS)
     }
     ours, world = Controller(ARMS, seed=seed), kind(accept, token=token, seed=seed)
@@ -59,7 +61,9 @@ def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None
         ours.metrics()
         for _ in range(steps):
             arm = ours.choose(32)
-            ours.record(StepReport(arm, 32, world.seconds(arm, 32), accepted=world.accepted(arm, 32)))
+            ours.record(
+                StepReport(arm, 32, world.seconds(arm, 32), accepted=world.accepted(arm, 32))
+            )
         return ours.metrics().get("draft/share_off", 0.0)
 
     play(200)
@@ -79,7 +83,10 @@ def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typica
     """Drafts do not pay. A lone plain step takes twice as long as those in bursts; whether that is typical decides."""
     share = []
     for seed in range(5):
-        world, ours = World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)
+        world, ours = (
+            World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed),
+            Controller(ARMS, seed=seed),
+        )
         ours.record(StepReport(OFF, 64, 2 * world.seconds(OFF, 64), typical=typical))
         for _ in range(100):
             arm = ours.choose(64)
@@ -102,7 +109,9 @@ def test_never_an_arm_without_graphs() -> None:
         arm = ours.choose(batch)
         assert arm == OFF or serves(arm, batch)
         chosen.add(arm)
-        ours.record(StepReport(arm, batch, world.seconds(arm, batch), accepted=world.accepted(arm, batch)))
+        ours.record(
+            StepReport(arm, batch, world.seconds(arm, batch), accepted=world.accepted(arm, batch))
+        )
     assert len(chosen) > 5
 
 
@@ -123,11 +132,13 @@ def test_trials_stay_within_what_they_may_lose() -> None:
 def test_acceptance_by_position() -> None:
     a = Acceptance(3)
     a.record(np.array([3, 2, 0, 1]), np.array([3, 3, 3, 1]))
-    assert (a.hits / a.tries).tolist() == [3 / 4, 2 / 2, 1 / 2]  # the last row was asked for one token alone
+    # the last row was asked for one token alone
+    assert (a.hits / a.tries).tolist() == [3 / 4, 2 / 2, 1 / 2]
     assert a.lengths[3] == pytest.approx(1 + 0.75 + 0.75 + 0.375)
     shallow = Acceptance(3)
     shallow.record(np.array([1, 0]), np.array([1, 1]))
-    assert shallow.lengths[3] == pytest.approx(1 + 0.5 + 0.25 + 0.125)  # places not tried go like the last
+    # places not tried go like the last
+    assert shallow.lengths[3] == pytest.approx(1 + 0.5 + 0.25 + 0.125)
 
 
 def test_old_acceptance_fades() -> None:
@@ -147,27 +158,40 @@ def test_what_is_known_is_saved_as_json() -> None:
     other.load_state_dict(state)
     assert other.state_dict() == ours.state_dict()
     known = [ours.rate(a, 8, (8, 0)) for a in ARMS]
-    assert [other.rate(a, 8, (8, 0)) for a in ARMS] == pytest.approx(known, rel=0.02)  # guesses are made anew
+    # guesses are made anew
+    assert [other.rate(a, 8, (8, 0)) for a in ARMS] == pytest.approx(known, rel=0.02)
     fewer = Controller(ARMS[:2], seed=99)
     fewer.load_state_dict(state)  # a recipe that has changed keeps what it can
-    assert fewer.latency.times == {name: ours.latency.times[name] for name in ("off", "ngram_1_1_2", "ngram_2_1_3")}
+    assert fewer.latency.times == {
+        name: ours.latency.times[name] for name in ("off", "ngram_1_1_2", "ngram_2_1_3")
+    }
     (age,) = ours.acceptance["ngram"].at  # rows of this world do not grow
     assert fewer.acceptance["ngram"].lengths(age) == ours.acceptance["ngram"].lengths(age)[:3]
 
 
-def test_no_draft_is_lost_though_turns_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_is_lost_though_turns_are_counted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By the acceptance, which takes FOLDED turns at once, the first of an age and trials at once, and by the metrics,
     which keep MOST_TOLD reports."""
     monkeypatch.setattr(controller, "MEMORY", 1.0)
     ours, arm, turns = Controller([DraftArm("suffix", 2)]), DraftArm("suffix", 2), MOST_TOLD + 3
     tries = []
     for turn in range(turns):
-        ours.record(StepReport(arm, 4, 1.0, accepted=np.array([0, 1, 2, 2]), kv_bytes=4096.0 * (1 + turn % 2)))
+        ours.record(
+            StepReport(
+                arm, 4, 1.0, accepted=np.array([0, 1, 2, 2]), kv_bytes=4096.0 * (1 + turn % 2)
+            )
+        )
         tries.append(sum(a.tries[0] for a in ours.acceptance["suffix"].at.values()))
     assert tries[:9] == [4, *[12] * 7, 40]  # the second age leans on four tries of the first
-    assert sum(tried[0] for _, _, tried in ours.state_dict()["acceptance"]["suffix"]) == 4 * turns + 4
-    assert ours.pictures()["accepts"] == {"position": [[4 * turns, 3 * turns], [4 * turns, 2 * turns]],
-                                          "rows": [[4, 4 * turns, 5 * turns]]}  # fmt: skip
+    assert (
+        sum(tried[0] for _, _, tried in ours.state_dict()["acceptance"]["suffix"]) == 4 * turns + 4
+    )
+    assert ours.pictures()["accepts"] == {
+        "position": [[4 * turns, 3 * turns], [4 * turns, 2 * turns]],
+        "rows": [[4, 4 * turns, 5 * turns]],
+    }
     told = ours.metrics()
     assert told["draft/accept_length"] == 1 + 5 / 4 and told["draft/saved"] == 5 * turns
 

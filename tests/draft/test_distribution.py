@@ -91,7 +91,13 @@ def fit(counts: np.ndarray, joint: np.ndarray) -> Fit:
 
 @pytest.mark.parametrize(
     ("statistic", "freedom", "tail"),
-    [(2, 2, math.exp(-1)), (4, 4, 3 * math.exp(-2)), (3.841459, 1, 0.05), (7.814728, 3, 0.05), (124.342113, 100, 0.05)],
+    [
+        (2, 2, math.exp(-1)),
+        (4, 4, 3 * math.exp(-2)),
+        (3.841459, 1, 0.05),
+        (7.814728, 3, 0.05),
+        (124.342113, 100, 0.05),
+    ],
 )
 def test_the_tail_of_chi_square(statistic: float, freedom: int, tail: float) -> None:
     assert p_value(statistic, freedom) == pytest.approx(tail, rel=1e-5)
@@ -133,7 +139,9 @@ class TableRunner(EagerRunner):
     def __init__(self, rows: Rows) -> None:
         self.rows, self.device, self.guesser = rows, rows.device, None
 
-    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False) -> Tensor:
+    def _forward(
+        self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False
+    ) -> Tensor:
         ((_, ids, position),) = blocks
         newest = position <= self.rows.length[:, None]
         before = np.where(newest, older_of(self.rows)[:, None], np.roll(ids, 1, 1))
@@ -182,23 +190,34 @@ class OneTooMany(TableRunner):
 
 def older_of(rows: Rows) -> np.ndarray:
     """The token before the newest of each row."""
-    return np.where(rows.count > 1, rows.ids[np.arange(rows.size), np.maximum(rows.count - 2, 0)], START)
+    return np.where(
+        rows.count > 1, rows.ids[np.arange(rows.size), np.maximum(rows.count - 2, 0)], START
+    )
 
 
 def keys_of(seed: int, rows: int) -> np.ndarray:
     """int32 [2, rows]: `row_key` of rollouts in groups of GROUP, all at once."""
     number, state = np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint64)
-    for word in (np.uint64(seed), np.uint64(0), number // np.uint64(GROUP), number % np.uint64(GROUP)):
+    for word in (
+        np.uint64(seed),
+        np.uint64(0),
+        number // np.uint64(GROUP),
+        number % np.uint64(GROUP),
+    ):
         x = (state ^ word) + np.uint64(GOLDEN64)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = x ^ (x >> np.uint64(31))
-    return np.stack((state.astype(np.uint32), (state >> np.uint64(32)).astype(np.uint32))).view(np.int32)
+    return np.stack((state.astype(np.uint32), (state >> np.uint64(32)).astype(np.uint32))).view(
+        np.int32
+    )
 
 
 def test_keys_are_those_of_the_engine() -> None:
     keys = keys_of(7, 100)
-    assert [tuple(keys[:, i]) for i in range(100)] == [row_key(7, False, i // GROUP, i % GROUP) for i in range(100)]
+    assert [tuple(keys[:, i]) for i in range(100)] == [
+        row_key(7, False, i // GROUP, i % GROUP) for i in range(100)
+    ]
 
 
 class Seen(NamedTuple):
@@ -222,14 +241,18 @@ def nothing(seen: Seen, depth: int) -> np.ndarray:
 def at_random(seen: Seen, depth: int) -> np.ndarray:
     """Any number of any tokens."""
     rng, n = seen.rng, seen.written.size
-    return np.where(np.arange(depth) < rng.integers(0, depth + 1, (n, 1)), rng.integers(0, V, (n, depth)), -1)
+    return np.where(
+        np.arange(depth) < rng.integers(0, depth + 1, (n, 1)), rng.integers(0, V, (n, depth)), -1
+    )
 
 
 def always_end(seen: Seen, depth: int) -> np.ndarray:
     return np.full((seen.written.size, depth), END)
 
 
-def chain(seen: Seen, depth: int, pick: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+def chain(
+    seen: Seen, depth: int, pick: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
     older, newest, drafts = seen.older, seen.newest, []
     for _ in range(depth):
         drafts.append(pick(older, newest))
@@ -242,18 +265,28 @@ def likeliest(seen: Seen, depth: int) -> np.ndarray:
 
 
 def half_wrong(seen: Seen, depth: int) -> np.ndarray:
-    return chain(seen, depth, lambda older, newest: (BEST[older, newest] + seen.rng.integers(0, 2, len(newest))) % V)
+    return chain(
+        seen,
+        depth,
+        lambda older, newest: (BEST[older, newest] + seen.rng.integers(0, 2, len(newest))) % V,
+    )
 
 
 def drawn_from_the_target(seen: Seen, depth: int) -> np.ndarray:
-    return chain(seen, depth, lambda older, newest: (seen.rng.random((len(newest), 1)) > SUMS[older, newest]).sum(1))
+    return chain(
+        seen,
+        depth,
+        lambda older, newest: (seen.rng.random((len(newest), 1)) > SUMS[older, newest]).sum(1),
+    )
 
 
 def oracle(seen: Seen, depth: int) -> np.ndarray:
     """What is going to be written; half of the time something else from a place on."""
     place = np.minimum(seen.written[:, None] + np.arange(depth), LENGTH - 1)
     drafts = np.take_along_axis(seen.plain, place, 1)
-    return np.where(np.arange(depth) < seen.rng.integers(0, 2 * depth, len(drafts))[:, None], drafts, drafts ^ 1)
+    return np.where(
+        np.arange(depth) < seen.rng.integers(0, 2 * depth, len(drafts))[:, None], drafts, drafts ^ 1
+    )
 
 
 DRAFTERS = (nothing, at_random, always_end, likeliest, half_wrong, drawn_from_the_target, oracle)
@@ -265,12 +298,18 @@ def switching(seen: Seen, depth: int) -> np.ndarray:
     which, drafts = rng.integers(0, len(DRAFTERS), written.size), nothing(seen, depth)
     for i, drafter in enumerate(DRAFTERS):
         mine = which == i
-        drafts[mine] = drafter(Seen(older[mine], newest[mine], written[mine], plain[mine], rng), depth)
+        drafts[mine] = drafter(
+            Seen(older[mine], newest[mine], written[mine], plain[mine], rng), depth
+        )
     return np.where(np.arange(depth) < rng.integers(0, depth + 1, (written.size, 1)), drafts, -1)
 
 
 def write(
-    seed: int, drafter: Draft, depth: int, kind: type[TableRunner] = TableRunner, plain: np.ndarray | None = None
+    seed: int,
+    drafter: Draft,
+    depth: int,
+    kind: type[TableRunner] = TableRunner,
+    plain: np.ndarray | None = None,
 ) -> tuple[np.ndarray, float]:
     """Texts [N, LENGTH] of rollouts, END behind their ends, and tokens that a step brought in the mean.
 
@@ -281,10 +320,24 @@ def write(
     live, steps = np.arange(N), 0
     while live.size:
         rows = Rows(live.size, LENGTH, np.dtype(np.float32), torch.device("cpu"))
-        rows.size, rows.count[:], rows.ids[:], rows.keys[:] = live.size, count[live], texts[live], keys[:, live]
-        rows.limit[:], rows.stops[:], rows.temperature[:], rows.length[:] = LENGTH, END, HEAT, rows.count
-        rows.token[:] = np.where(rows.count > 0, rows.ids[np.arange(live.size), rows.count - 1], START)
-        seen = Seen(older_of(rows), rows.token, rows.count, (texts if plain is None else plain)[live], rng)
+        rows.size, rows.count[:], rows.ids[:], rows.keys[:] = (
+            live.size,
+            count[live],
+            texts[live],
+            keys[:, live],
+        )
+        rows.limit[:], rows.stops[:], rows.temperature[:], rows.length[:] = (
+            LENGTH,
+            END,
+            HEAT,
+            rows.count,
+        )
+        rows.token[:] = np.where(
+            rows.count > 0, rows.ids[np.arange(live.size), rows.count - 1], START
+        )
+        seen = Seen(
+            older_of(rows), rows.token, rows.count, (texts if plain is None else plain)[live], rng
+        )
         runner = kind(rows)
         drawn = runner.verify(drafter(seen, depth)) if depth else runner.advance(live.size, (), ())
         rows.record_runs(drawn, live.size, 0, lambda ids: "")
@@ -300,7 +353,13 @@ def counts_of(texts: np.ndarray) -> np.ndarray:
 
 # ---- the tests
 
-DEPTHS: dict[Draft, str] = {nothing: "01", at_random: "12", always_end: "2", likeliest: "123", half_wrong: "13"}
+DEPTHS: dict[Draft, str] = {
+    nothing: "01",
+    at_random: "12",
+    always_end: "2",
+    likeliest: "123",
+    half_wrong: "13",
+}
 DEPTHS |= {drawn_from_the_target: "2", oracle: "2", switching: "3"}
 CELLS = [(drafter, int(depth)) for drafter, depths in DEPTHS.items() for depth in depths]
 ALPHA = 1e-3 / (2 * len(CELLS))
@@ -312,7 +371,9 @@ def fits(found: Fit, bound: float) -> bool:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("drafter", "depth"), CELLS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("drafter", "depth"), CELLS, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_the_joint_of_three_tokens(drafter: Draft, depth: int, bound: float) -> None:
     """Every cell has noise of its own."""
     seed = 100 + CELLS.index((drafter, depth))
@@ -320,7 +381,9 @@ def test_the_joint_of_three_tokens(drafter: Draft, depth: int, bound: float) -> 
     texts, pace = write(seed, drafter, depth, plain=plain)
     found = fit(counts_of(texts), JOINT)
     assert fits(found, bound), found
-    assert (pace > 1.01) == (drafter not in (nothing, always_end)), "drafts were kept, unless the end was all"
+    assert (pace > 1.01) == (drafter not in (nothing, always_end)), (
+        "drafts were kept, unless the end was all"
+    )
     assert plain is None or (texts == plain).all(), "the same noise, the same tokens"
 
 
@@ -336,10 +399,16 @@ def test_another_exact_rule_fits(bound: float) -> None:
     assert fits(found, bound), found
 
 
-@pytest.mark.parametrize("of", [lambda position: position // 2, torch.zeros_like], ids=["two", "all"])
-def test_noise_used_twice_does_not_fit(of: Any, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "of", [lambda position: position // 2, torch.zeros_like], ids=["two", "all"]
+)
+def test_noise_used_twice_does_not_fit(
+    of: Any, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By two positions, or by all."""
-    monkeypatch.setattr(runner_module, "sample", lambda logits, draws, position: sample(logits, draws, of(position)))
+    monkeypatch.setattr(
+        runner_module, "sample", lambda logits, draws, position: sample(logits, draws, of(position))
+    )
     found = fit(counts_of(write(3, likeliest, 1)[0]), JOINT)
     assert found.chi_square < 1e-12 and found.g_test < 1e-12 and found.distance > 1.2 * bound, found
 
@@ -349,8 +418,14 @@ def test_noise_used_twice_does_not_fit(of: Any, bound: float, monkeypatch: pytes
 
 def taking_turns(plain: Sequence[Any], seed: int) -> tuple[Any, Whim]:
     """Every drafter there is, and none, at three depths."""
-    drafters: list[Drafter] = [NGram(), Suffix(), *adversaries(slow.VOCAB, EOS, plain_tokens(plain))]
-    whim = Whim([OFF, *(DraftArm(drafter.name, depth) for drafter in drafters for depth in (1, 3, 6))], seed)
+    drafters: list[Drafter] = [
+        NGram(),
+        Suffix(),
+        *adversaries(slow.VOCAB, EOS, plain_tokens(plain)),
+    ]
+    whim = Whim(
+        [OFF, *(DraftArm(drafter.name, depth) for drafter in drafters for depth in (1, 3, 6))], seed
+    )
     return speculating(drafters, whim), whim
 
 
@@ -359,17 +434,29 @@ def test_drafters_that_take_turns(seed: int) -> None:
     model = slow.sharp_model(seed)
     plain = run(slow.make_engine(model), requests())
     speculation, whim = taking_turns(plain, seed)
-    same(plain, run(slow.make_engine(model, slots=3 + seed, page=4, speculation=speculation), requests()))
+    same(
+        plain,
+        run(slow.make_engine(model, slots=3 + seed, page=4, speculation=speculation), requests()),
+    )
     assert len({name.rsplit("_", 3)[0] for name in whim.used}) > 5 and whim.accepted > 10
 
 
-def margins(model: Any, request: Request, index: int, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def margins(
+    model: Any, request: Request, index: int, ids: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """For each draw, by how much the first was ahead of the second, [T], and which they were, [T, 2]."""
     prompt = slow.PROMPTS[request.prompt_id]
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits = model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[
+            0, len(prompt) - 1 : -1
+        ]
     log_probs = torch.log_softmax(logits.double(), -1).numpy()
-    race = np.stack([slow.reference_race(lp, 5, False, request.group_id, index, at) for at, lp in enumerate(log_probs)])
+    race = np.stack(
+        [
+            slow.reference_race(lp, 5, False, request.group_id, index, at)
+            for at, lp in enumerate(log_probs)
+        ]
+    )
     order = np.argsort(-race)[:, :2]
     first, second = np.take_along_axis(race, order, 1).T
     return first - second, order
@@ -379,7 +466,9 @@ def margins(model: Any, request: Request, index: int, ids: Sequence[int]) -> tup
 def test_in_bfloat16_only_close_draws_turn_out_otherwise() -> None:
     """Forwards of other shapes round otherwise, here by up to 0.02 in a log-prob. What that changes, with drafts as
     without them in other batches, are draws whose first two were as close; and after them the text is another."""
-    model = slow.sharpen(tiny_model(slow.VOCAB, hidden=48, heads=6, kv_heads=3, dtype=torch.bfloat16), 6.0)
+    model = slow.sharpen(
+        tiny_model(slow.VOCAB, hidden=48, heads=6, kv_heads=3, dtype=torch.bfloat16), 6.0
+    )
     asked = [slow.ask(i, n=8, max_tokens=48) for i in range(12)]
     plain = run(slow.make_engine(model, slots=48), asked)
     speculation, whim = taking_turns(plain, 0)
@@ -389,7 +478,12 @@ def test_in_bfloat16_only_close_draws_turn_out_otherwise() -> None:
     for which, other in enumerate((drafted, smaller)):
         for (group, index), ids in slow.by_key(other).items():
             old = before[group, index]
-            if (at := next((i for i, pair in enumerate(zip(old, ids, strict=True)) if len({*pair}) > 1), None)) is None:
+            if (
+                at := next(
+                    (i for i, pair in enumerate(zip(old, ids, strict=True)) if len({*pair}) > 1),
+                    None,
+                )
+            ) is None:
                 continue
             flips[which] += 1
             ahead, first_two = margins(model, asked[group - 100], index, old[: at + 1])

@@ -60,8 +60,16 @@ def test_a_small_model_verifies_short_drafts_of_many_rows() -> None:
         return [max(size for size, arm in found.served if arm.depth == depth) for depth in DEPTHS]
 
     assert most(0) == most(25_000_000) == most(135_000_000) == most(10**12) == [160, 96, 48, 24, 8]
-    assert most(4_700_000) == most(1) == [512, 512, 48, 24, 8] and most(17_000_000) == [224, 128, 48, 24, 8]
-    assert serves(DraftArm("suffix", 4), 512, 5_000_000) and not serves(DraftArm("suffix", 4), 513, 1)
+    assert most(4_700_000) == most(1) == [512, 512, 48, 24, 8] and most(17_000_000) == [
+        224,
+        128,
+        48,
+        24,
+        8,
+    ]
+    assert serves(DraftArm("suffix", 4), 512, 5_000_000) and not serves(
+        DraftArm("suffix", 4), 513, 1
+    )
 
 
 @pytest.mark.parametrize("chooser", ["controller", "bandit"])
@@ -72,4 +80,6 @@ def test_no_arm_is_open_to_a_batch_without_graphs(chooser: str) -> None:
     assert found is not None and isinstance(found.chooser, Controller | Bandit)
     for arm in (DraftArm("suffix", depth) for depth in DEPTHS):
         ready = max(size for size, served in found.served if served == arm)
-        assert [found.chooser.serves(arm, n) for n in range(1, 513)] == [n <= ready for n in range(1, 513)]
+        assert [found.chooser.serves(arm, n) for n in range(1, 513)] == [
+            n <= ready for n in range(1, 513)
+        ]

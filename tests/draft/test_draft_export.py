@@ -9,7 +9,15 @@ import torch
 from drafted import qwen3_target, target
 from safetensors.torch import load_file, save_file
 
-from whet.draft.eagle import CONFIG, WEIGHTS, check_layout, copy_drafter, eagle_head, read_drafter, write_drafter
+from whet.draft.eagle import (
+    CONFIG,
+    WEIGHTS,
+    check_layout,
+    copy_drafter,
+    eagle_head,
+    read_drafter,
+    write_drafter,
+)
 from whet.errors import WhetError
 
 NAMES = {
@@ -34,7 +42,9 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("make", [target, qwen3_target])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_written_drafter_has_the_layout_and_reads_back(tmp_path: Path, make: Any, engine: str) -> None:
+def test_a_written_drafter_has_the_layout_and_reads_back(
+    tmp_path: Path, make: Any, engine: str
+) -> None:
     model = make()
     head = eagle_head(model, seed=1)
     write_drafter(tmp_path / "vllm", head, model.config)
@@ -58,7 +68,11 @@ def test_the_config_is_a_llama_of_one_layer(tmp_path: Path) -> None:
     write_drafter(tmp_path / "v", eagle_head(model, draft_ids=torch.tensor([1, 5])), model.config)
     config = config_of(tmp_path / "v")
     assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
-    assert (config["num_hidden_layers"], config["vocab_size"], config["rope_theta"]) == (1, 23, 10000.0)
+    assert (config["num_hidden_layers"], config["vocab_size"], config["rope_theta"]) == (
+        1,
+        23,
+        10000.0,
+    )
     assert config["rope_scaling"] is None and config["tie_word_embeddings"] is False
     assert {path.name for path in (tmp_path / "v").iterdir()} == {CONFIG, WEIGHTS}, "no pickle"
 
@@ -76,7 +90,10 @@ def test_a_drafter_is_copied_from_one_engine_to_the_other_and_back(tmp_path: Pat
     write_drafter(tmp_path / "v", eagle_head(model, seed=1), model.config)
     copy_drafter(tmp_path / "v", tmp_path / "s", engine="sglang")
     copy_drafter(tmp_path / "s", tmp_path / "back", engine="vllm")
-    assert config_of(tmp_path / "s") == {**config_of(tmp_path / "v"), "architectures": ["LlamaForCausalLMEagle"]}
+    assert config_of(tmp_path / "s") == {
+        **config_of(tmp_path / "v"),
+        "architectures": ["LlamaForCausalLMEagle"],
+    }
     for name in (CONFIG, WEIGHTS):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "v" / name).read_bytes()
     biased = load_file(tmp_path / "s" / WEIGHTS)
@@ -95,7 +112,10 @@ def test_scaled_rotary_angles_are_told_in_both_forms(tmp_path: Path) -> None:
     model.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
     write_drafter(tmp_path, head, model.config)
     config = config_of(tmp_path)
-    assert config["rope_theta"] == 5e5 and config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    assert config["rope_theta"] == 5e5 and config["rope_scaling"] == {
+        "rope_type": "linear",
+        "factor": 2.0,
+    }
 
 
 def test_what_a_loader_would_not_take_is_named(tmp_path: Path) -> None:
@@ -106,7 +126,10 @@ def test_what_a_loader_would_not_take_is_named(tmp_path: Path) -> None:
     worse = {
         r"lacks fc\.weight": {n: t for n, t in good.items() if n != "fc.weight"},
         norm.replace(".", r"\."): {**good, norm: torch.ones(32)},
-        r"another shape layers\.0\.mlp\.down": {**good, "layers.0.mlp.down_proj.weight": torch.ones(2, 2)},
+        r"another shape layers\.0\.mlp\.down": {
+            **good,
+            "layers.0.mlp.down_proj.weight": torch.ones(2, 2),
+        },
     }
     for sentence, tensors in worse.items():
         save_file(tensors, tmp_path / WEIGHTS)
@@ -115,7 +138,12 @@ def test_what_a_loader_would_not_take_is_named(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_bytes(b"rubbish")
     with pytest.raises(WhetError, match="cannot be read"):
         check_layout(tmp_path)
-    for text in ("{", "[]", '{"architectures": ["LlamaForCausalLM"]}', '{"architectures": ["Other"]}'):
+    for text in (
+        "{",
+        "[]",
+        '{"architectures": ["LlamaForCausalLM"]}',
+        '{"architectures": ["Other"]}',
+    ):
         (tmp_path / CONFIG).write_text(text)
         with pytest.raises(WhetError, match="is not the config"):
             check_layout(tmp_path)

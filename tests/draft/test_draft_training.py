@@ -23,13 +23,17 @@ def marked() -> DataBuffer:
     """hidden[t] = one-hot(t), and in a further column the entry's number; ids[t] = 100 * entry + t."""
     buffer = DataBuffer(1000)
     for entry, tokens in enumerate((6, 11, 4)):
-        hidden = torch.cat((torch.eye(20)[: tokens - 1], torch.full((tokens - 1, 1), float(entry))), 1)
+        hidden = torch.cat(
+            (torch.eye(20)[: tokens - 1], torch.full((tokens - 1, 1), float(entry))), 1
+        )
         buffer.add(0, [100 * entry + t for t in range(tokens)], hidden, prompt=entry + 2)
     return buffer
 
 
 @pytest.mark.parametrize("room", [1000, 7, 3])
-def test_every_pair_is_the_state_of_t_with_token_t_plus_1_and_answers_the_state_of_t_plus_1(room: int) -> None:
+def test_every_pair_is_the_state_of_t_with_token_t_plus_1_and_answers_the_state_of_t_plus_1(
+    room: int,
+) -> None:
     for key in range(10):
         pairs = pair_up(marked().sample(room, (key,)))
         at, owner = pairs.hidden[:, :20].argmax(1), pairs.hidden[:, 20].long()
@@ -41,7 +45,9 @@ def test_every_pair_is_the_state_of_t_with_token_t_plus_1_and_answers_the_state_
         starts = pairs.packed.starts.tolist()
         for first, end in pairwise(starts):
             assert owner[first:end].unique().numel() == 1, "a document is one entry"
-            assert torch.equal(at[first:end], at[first] + torch.arange(end - first)), "in order, without holes"
+            assert torch.equal(at[first:end], at[first] + torch.arange(end - first)), (
+                "in order, without holes"
+            )
 
 
 def test_pairs_of_a_document_see_nothing_of_others_nor_of_later_ones() -> None:
@@ -92,7 +98,9 @@ def test_the_losses_are_their_formulas() -> None:
             want_token -= float((torch.softmax(rows @ h, 0) * torch.log_softmax(rows @ f, 0)).sum())
             agreed += float((rows @ h).argmax() == (rows @ f).argmax())
     assert not pairs.trained.all()
-    assert [part.item() for part in (feature, token, agreement)] == pytest.approx([want_feature, want_token, agreed])
+    assert [part.item() for part in (feature, token, agreement)] == pytest.approx(
+        [want_feature, want_token, agreed]
+    )
 
 
 def gradients(head: EagleHead, windows: list[Window], chunk: int) -> list[Tensor]:
@@ -132,7 +140,11 @@ def test_losses_fall_on_a_fixed_buffer(half: bool) -> None:
     assert last.feature_loss < 0.3 * first.feature_loss
     assert last.token_loss < first.token_loss
     assert last.agreement > 0.8 > first.agreement
-    assert all(torch.isfinite(m).all() and m.any() for name, m in trainer.tensors().items() if "exp_avg" in name)
+    assert all(
+        torch.isfinite(m).all() and m.any()
+        for name, m in trainer.tensors().items()
+        if "exp_avg" in name
+    )
 
 
 # ---- budgets, preemption
@@ -179,7 +191,9 @@ def test_tensors_of_another_model_are_refused() -> None:
     with pytest.raises(WhetError, match=r"weight\.fc"):
         trainer.load(trainer.state_dict(), {**tensors, "weight.fc": torch.zeros(2, 2)})
     with pytest.raises(WhetError, match=r"exp_avg\.norm"):
-        trainer.load(trainer.state_dict(), {n: t for n, t in tensors.items() if n != "exp_avg.norm"})
+        trainer.load(
+            trainer.state_dict(), {n: t for n, t in tensors.items() if n != "exp_avg.norm"}
+        )
 
 
 def test_what_is_not_finite_is_skipped_and_counted() -> None:
@@ -226,7 +240,10 @@ def test_publication_writes_in_place_and_leaves_the_target_bit_for_bit() -> None
 def counting_target() -> LlamaForCausalLM:
     """Learns to count digits up or down by a step that its first two tokens show."""
     model = tiny_model(12, hidden=48, layers=2, heads=4, context=64)
-    optimizer, random = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
+    optimizer, random = (
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        torch.Generator().manual_seed(0),
+    )
     for _ in range(150):
         ids = counting(32, 20, random)
         optimizer.zero_grad()
@@ -256,7 +273,9 @@ def accepted(head: EagleHead, model: LlamaForCausalLM, ids: Tensor, steps: int) 
             numbers([0, half - 1]),
             half - 1,
         )
-        drafted = head.draft(features[-1:], numbers([half - 1]), numbers([0]), numbers([[0]]), steps)[0]
+        drafted = head.draft(
+            features[-1:], numbers([half - 1]), numbers([0]), numbers([[0]]), steps
+        )[0]
         right = (drafted == row[half : half + steps]).int()
         total += int(right.cumprod(0).sum())
     return total / len(ids)

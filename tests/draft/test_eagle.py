@@ -55,7 +55,9 @@ def extend(head: EagleHead, table: Tensor, new: list[tuple[int, Tensor, Tensor]]
     features = head.extend(
         torch.cat([hidden for _, hidden, _ in new]),
         torch.cat([ids for _, _, ids in new]).to(torch.int32),
-        torch.cat([numbers(range(had, had + size)) for (had, _, _), size in zip(new, sizes, strict=True)]),
+        torch.cat(
+            [numbers(range(had, had + size)) for (had, _, _), size in zip(new, sizes, strict=True)]
+        ),
         numbers([row for row, size in enumerate(sizes) for _ in range(size)]),
         table[: len(new)],
         numbers([had + size for (had, _, _), size in zip(new, sizes, strict=True)]),
@@ -71,14 +73,20 @@ def test_the_layer_is_a_llama_layer_without_its_first_norm() -> None:
     config = copy.deepcopy(model.config)
     config._attn_implementation = "eager"
     layer = LlamaDecoderLayer(config, 0).double()
-    weights = {name.removeprefix("layers.0."): w for name, w in named_weights(head).items() if "layers.0" in name}
+    weights = {
+        name.removeprefix("layers.0."): w
+        for name, w in named_weights(head).items()
+        if "layers.0" in name
+    }
     missing = layer.load_state_dict(weights, strict=False)
     assert missing.missing_keys == ["input_layernorm.weight"] and not missing.unexpected_keys
     layer.input_layernorm = nn.Identity()
 
     ids = torch.randint(VOCABULARY, (11,), generator=torch.Generator().manual_seed(0))
     hidden = hidden_of(model, ids)[:-1]
-    x = nn.functional.linear(torch.cat((model.get_input_embeddings()(ids[1:]), hidden), -1), head.fc)[None]
+    x = nn.functional.linear(
+        torch.cat((model.get_input_embeddings()(ids[1:]), hidden), -1), head.fc
+    )[None]
     mask = torch.full((10, 10), -torch.inf, dtype=x.dtype).triu(1)[None, None]
     with torch.no_grad():
         angles = model.model.rotary_emb(x, torch.arange(10)[None])
@@ -108,14 +116,20 @@ def test_drafting_with_a_cache_is_drafting_by_recomputing(make) -> None:
     # the target says otherwise: other tokens at the drafted places, of which one row takes all and one a single one
     taken = [4, 1, 2]
     more = [
-        torch.cat((ids, torch.randint(VOCABULARY, (n,), generator=random))) for ids, n in zip(rows, taken, strict=True)
+        torch.cat((ids, torch.randint(VOCABULARY, (n,), generator=random)))
+        for ids, n in zip(rows, taken, strict=True)
     ]
     states = [hidden_of(model, ids)[:-1].double() for ids in more]
-    new = [(len(h), s[len(h) :], ids[len(h) + 1 :]) for h, s, ids in zip(hidden, states, more, strict=True)]
+    new = [
+        (len(h), s[len(h) :], ids[len(h) + 1 :])
+        for h, s, ids in zip(hidden, states, more, strict=True)
+    ]
     last = extend(head, table, new)
     position = numbers([len(s) for s in states])
     drafted = head.draft(last, position, numbers([0, 1, 2]), table, steps=3)
-    assert drafted.tolist() == [by_recomputing(head, s, ids[1:], 3) for s, ids in zip(states, more, strict=True)]
+    assert drafted.tolist() == [
+        by_recomputing(head, s, ids[1:], 3) for s, ids in zip(states, more, strict=True)
+    ]
 
 
 def test_pairs_past_the_accepted_ones_leave_no_trace() -> None:
@@ -159,7 +173,9 @@ def test_only_its_own_weights_are_parameters_and_state() -> None:
     assert set(head.state_dict()) == {"fc", "qkv", "out", "norm", "gate_up", "down"}
     assert head.target.embedding.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert head.draft_head.weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
-    assert not {p.data_ptr() for p in head.parameters()} & {p.data_ptr() for p in model.parameters()}
+    assert not {p.data_ptr() for p in head.parameters()} & {
+        p.data_ptr() for p in model.parameters()
+    }
 
 
 def test_a_copy_has_its_own_weights_in_the_type_that_is_asked() -> None:
@@ -220,10 +236,14 @@ def test_the_kernels_draft_what_the_reference_drafts() -> None:
         hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(4)).to(place, dtype)
         ids, position = numbers([3, 4, 5, 6, 7, 8, 9, 10, 11]), numbers([0, 1, 2, 3, 4, 5, 0, 1, 2])
         row, length, starts = numbers([0] * 6 + [1] * 3), numbers([6, 3]), numbers([0, 6, 9])
-        ids, position, row, length, starts = (x.to(place) for x in (ids, position, row, length, starts))
+        ids, position, row, length, starts = (
+            x.to(place) for x in (ids, position, row, length, starts)
+        )
         features = head.extend(hidden, ids, position, row, table, length, starts, 6)
         last = features[starts[1:].long() - 1]
-        drafted.append((features.cpu().double(), head.draft(last, length, row[[0, 8]], table, 4).tolist()))
+        drafted.append(
+            (features.cpu().double(), head.draft(last, length, row[[0, 8]], table, 4).tolist())
+        )
     torch.testing.assert_close(drafted[0][0], drafted[1][0], rtol=1e-3, atol=1e-3)
     assert drafted[0][1] == drafted[1][1]
 
@@ -237,7 +257,9 @@ def test_a_graph_drafts_what_a_call_drafts() -> None:
     table = torch.arange(4, dtype=torch.int32, device="cuda")[:, None]
     hidden = torch.randn(4, 32, device="cuda", dtype=torch.bfloat16)
     ids = torch.tensor([3, 4, 5, 6], dtype=torch.int32, device="cuda")
-    position, row = (torch.tensor(v, dtype=torch.int32, device="cuda") for v in ([0, 0, 0, 0], [0, 1, 2, -1]))
+    position, row = (
+        torch.tensor(v, dtype=torch.int32, device="cuda") for v in ([0, 0, 0, 0], [0, 1, 2, -1])
+    )
     length = torch.tensor([1, 1, 1, 0], dtype=torch.int32, device="cuda")
     starts = torch.arange(5, dtype=torch.int32, device="cuda")
 

@@ -12,7 +12,9 @@ PLAIN = {(0, i): np.arange(i, i + 9, dtype=np.int32) % VOCAB for i in range(4)}
 
 
 def rows(written: int = 2) -> list[RowView]:
-    return [RowView(i, "p", 0, i, np.array([1, 2], np.int32), PLAIN[0, i][:written]) for i in range(4)]
+    return [
+        RowView(i, "p", 0, i, np.array([1, 2], np.int32), PLAIN[0, i][:written]) for i in range(4)
+    ]
 
 
 @pytest.mark.parametrize("drafter", adversaries(VOCAB, 3, PLAIN), ids=lambda d: d.name)
@@ -42,7 +44,9 @@ def test_crashes_are_counted_and_retire_it() -> None:
     guard = DraftGuard(Crashing(), VOCAB)
     for _ in range(PATIENCE + 4):
         assert guard.propose(rows(), np.full(4, 2))[1].tolist() == [0, 0, 0, 0]
-    assert guard.retired and guard.failures == PATIENCE and guard.error == "ZeroDivisionError: propose"
+    assert (
+        guard.retired and guard.failures == PATIENCE and guard.error == "ZeroDivisionError: propose"
+    )
     guard.drafter = TooLong()
     assert guard.propose(rows(), np.full(4, 2))[1].tolist() == [0, 0, 0, 0]
     guard.forget()
@@ -60,5 +64,7 @@ def test_work_in_its_stead_that_fails_retires_it_at_once() -> None:
 
 
 def test_tidy_cuts_before_a_bad_id_and_never_after() -> None:
-    tokens, counts = tidy(np.array([[1, -1, 2], [VOCAB, 1, 1]]), np.array([3, 3]), np.array([3, 3]), VOCAB)
+    tokens, counts = tidy(
+        np.array([[1, -1, 2], [VOCAB, 1, 1]]), np.array([3, 3]), np.array([3, 3]), VOCAB
+    )
     assert counts.tolist() == [1, 0] and tokens.tolist() == [[1, 0, 0], [0, 0, 0]]

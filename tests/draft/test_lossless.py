@@ -17,7 +17,9 @@ VOCAB, EOS, LIMIT = 9, 0, 60
 GROUPS, SIZE = 3, 5
 KEYS = [row_key(7, False, g, i) for g in range(GROUPS) for i in range(SIZE)]
 PROMPTS = [np.array([1 + g, 2, 3, 1 + g, 2], np.int32) for g in range(GROUPS)]
-_LOGITS = 2 * torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+_LOGITS = 2 * torch.randn(
+    VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
 _LOGITS[:, :, EOS] -= 4
 
 
@@ -35,7 +37,10 @@ def plain() -> dict[tuple[int, int], np.ndarray]:
             text = PROMPTS[g].tolist()
             while len(text) < 5 + LIMIT and (len(text) == 5 or text[-1] != EOS):
                 new = draw(
-                    np.array(text[-2:-1]), np.array(text[-1:]), np.array([g * SIZE + i]), np.array([len(text) - 5])
+                    np.array(text[-2:-1]),
+                    np.array(text[-1:]),
+                    np.array([g * SIZE + i]),
+                    np.array([len(text) - 5]),
                 )
                 text.append(int(new[0]))
             out[g, i] = np.array(text[5:], np.int32)
@@ -49,7 +54,10 @@ def speculative(drafter: Drafter, seed: int) -> tuple[dict[tuple[int, int], np.n
     """A step: draft within random budgets, draw at every place, walk, cut at the end. What was written, in how many."""
     rng, guard = np.random.default_rng(seed), DraftGuard(drafter, VOCAB)
     written = np.zeros((GROUPS * SIZE, LIMIT), np.int32)
-    views = [RowView(r, f"p{r // SIZE}", r // SIZE, r % SIZE, PROMPTS[r // SIZE], written[r, :0]) for r in range(15)]
+    views = [
+        RowView(r, f"p{r // SIZE}", r // SIZE, r % SIZE, PROMPTS[r // SIZE], written[r, :0])
+        for r in range(15)
+    ]
     for view in views:
         guard.begin(view)
     live, out, steps = list(views), {}, 0
@@ -61,8 +69,12 @@ def speculative(drafter: Drafter, seed: int) -> tuple[dict[tuple[int, int], np.n
         tail = np.array([np.append(v.prompt, v.ids)[-2:] for v in live])
         fed = np.concatenate((tail, drafted), 1)
         width = drafted.shape[1] + 1
-        sampled = np.stack([draw(fed[:, k], fed[:, k + 1], rows, count + k) for k in range(width)], 1)
-        kept = truncate(walk(drafted, counts, sampled), sampled, np.full((len(live), 1), EOS), LIMIT - count)
+        sampled = np.stack(
+            [draw(fed[:, k], fed[:, k + 1], rows, count + k) for k in range(width)], 1
+        )
+        kept = truncate(
+            walk(drafted, counts, sampled), sampled, np.full((len(live), 1), EOS), LIMIT - count
+        )
         over = (sampled[np.arange(len(live)), kept - 1] == EOS) | (count + kept >= LIMIT)
         for k, view in enumerate(live):
             new = sampled[k, : kept[k]]

@@ -30,7 +30,8 @@ def test_continues_what_followed() -> None:
 
 def test_the_longest_match_goes_before_the_newest() -> None:
     assert draft(ints(1, 2, 3, 4), ints(8, 2, 3, 5, 9, 1, 2, 3))[:1] == [4]
-    assert draft(ints(1, 2, 3, 4), ints(8, 2, 3, 5, 9, 7, 2, 3))[:1] == [5]  # equally long: the newest
+    # equally long: the newest
+    assert draft(ints(1, 2, 3, 4), ints(8, 2, 3, 5, 9, 7, 2, 3))[:1] == [5]
 
 
 def test_a_repeating_text_goes_round() -> None:
@@ -41,13 +42,19 @@ def test_a_repeating_text_goes_round() -> None:
 def test_drafts_are_as_long_as_is_wanted_whatever_agrees() -> None:
     text = np.arange(100, 160, dtype=np.int32)
     for matched in (1, 2, 5, 11, LONGEST):
-        assert draft(text, np.append(ints(1), text[:matched]), 30) == text[matched : matched + 30].tolist()
+        assert (
+            draft(text, np.append(ints(1), text[:matched]), 30)
+            == text[matched : matched + 30].tolist()
+        )
 
 
 def test_reading_on_gives_what_reading_at_once_gives() -> None:
     """Rows that come token by token, run by run, or after a pause draft from the same text."""
     rng = np.random.default_rng(0)
-    prompt, text = rng.integers(0, 12, 40).astype(np.int32), rng.integers(0, 12, 300).astype(np.int32)
+    prompt, text = (
+        rng.integers(0, 12, 40).astype(np.int32),
+        rng.integers(0, 12, 300).astype(np.int32),
+    )
     text[150:250] = text[20:120]
     slow = NGram()
     at = 0
@@ -57,13 +64,19 @@ def test_reading_on_gives_what_reading_at_once_gives() -> None:
         for drafter in (slow, fast):
             drafter.propose([row(prompt, text[:at])], np.array([1]))
         mine, fresh = slow.cursors[0], fast.cursors[0]
-        assert mine.text.tokens.tolist() == fresh.text.tokens.tolist() == [*prompt.tolist(), *text[:at].tolist()]
+        assert (
+            mine.text.tokens.tolist()
+            == fresh.text.tokens.tolist()
+            == [*prompt.tolist(), *text[:at].tolist()]
+        )
         if mine.match is None:
             assert fresh.match is None
             continue
         assert fresh.match is not None and min(mine.match.length, LONGEST) == fresh.match.length
         n, place = fresh.match.length, mine.match.place
-        assert mine.match.source.tokens[place - n : place].tolist() == mine.text.tokens[-n:].tolist()
+        assert (
+            mine.match.source.tokens[place - n : place].tolist() == mine.text.tokens[-n:].tolist()
+        )
 
 
 def test_rows_keep_apart_and_ends_are_forgotten() -> None:

@@ -21,7 +21,9 @@ class Play:
             setattr(self.drafter, name, value)
         self.uid = 0
 
-    def row(self, *written: int, group: int = 0, prompt: str = "p", ids: np.ndarray = PROMPT) -> RowView:
+    def row(
+        self, *written: int, group: int = 0, prompt: str = "p", ids: np.ndarray = PROMPT
+    ) -> RowView:
         self.uid += 1
         row = RowView(self.uid, prompt, group, self.uid, ids, ints(*written))
         self.drafter.begin(row)

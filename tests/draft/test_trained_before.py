@@ -23,13 +23,21 @@ from whet.tools.measure import evaluate_model
 
 EAGLE = 'draft.drafters=["eagle"]'
 # The policy writes what it was taught, and hardly changes any more.
-TAUGHT = (EAGLE, "learn.lr=1e-9", "rollout.max_tokens=24", "rollout.context=64", "rollout.temperature=0.2")
+TAUGHT = (
+    EAGLE,
+    "learn.lr=1e-9",
+    "rollout.max_tokens=24",
+    "rollout.context=64",
+    "rollout.temperature=0.2",
+)
 
 
 class Fixed(Controller):
     """One arm at any time: what a clock would choose must not decide what is compared."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         return next(arm for arm in self.arms if arm.drafter == "eagle" and arm.depth == 4)
 
 
@@ -63,9 +71,13 @@ def test_its_first_batch_accepts_more_than_that_of_a_random_start(
 
 
 @pytest.mark.parametrize("layout", ["vllm", "sglang"])
-def test_it_starts_from_an_export_for_either_engine(trained: Path, tmp_path: Path, layout: str) -> None:
+def test_it_starts_from_an_export_for_either_engine(
+    trained: Path, tmp_path: Path, layout: str
+) -> None:
     export_model(trained, tmp_path / "export", drafter=layout)
-    plan = check_run(small_config(*TAUGHT, f"draft.eagle={tmp_path / 'export/drafter'}"), even_digits)
+    plan = check_run(
+        small_config(*TAUGHT, f"draft.eagle={tmp_path / 'export/drafter'}"), even_digits
+    )
     drafter = build_drafter(plan.settings, build_model(plan, trained))
     assert drafter is not None and not drafter.trainer.updates
     state = load_file(trained / "state/drafter.safetensors")
@@ -74,16 +86,22 @@ def test_it_starts_from_an_export_for_either_engine(trained: Path, tmp_path: Pat
             assert torch.equal(weight, state[f"weight.{name}"]), "what drafts and what learns"
 
 
-def test_it_drafts_with_few_words_where_the_target_has_many(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_drafts_with_few_words_where_the_target_has_many(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "WORDS", 6)
     plan = check_run(small_config(*TAUGHT, f"draft.eagle={trained / 'drafter'}"), even_digits)
     drafter = build_drafter(plan.settings, build_model(plan, trained))
     assert drafter is not None and drafter.live.draft_ids is not None
     assert drafter.live.draft_ids.tolist() == list(range(6))
-    assert torch.equal(drafter.live.fc, load_file(trained / "drafter/model.safetensors")["fc.weight"])
+    assert torch.equal(
+        drafter.live.fc, load_file(trained / "drafter/model.safetensors")["fc.weight"]
+    )
 
 
-def test_what_cannot_be_started_from_is_one_sentence_before_weights_are_loaded(trained: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_started_from_is_one_sentence_before_weights_are_loaded(
+    trained: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "drafter"
     shutil.copytree(trained / "drafter", folder)
     eagle = f"draft.eagle={folder}"
@@ -93,18 +111,25 @@ def test_what_cannot_be_started_from_is_one_sentence_before_weights_are_loaded(t
             check_run(small_config(*TAUGHT, eagle, *sets), even_digits)
 
     refused('has no use: draft.drafters does not name "eagle"', "draft.drafters=[]")
-    refused("There is no drafter in .*nowhere: it holds no config.json", f"draft.eagle={tmp_path / 'nowhere'}")
+    refused(
+        "There is no drafter in .*nowhere: it holds no config.json",
+        f"draft.eagle={tmp_path / 'nowhere'}",
+    )
     refused("is of another target: fc.weight has another shape", "model.hidden=32")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
     refused("is of another target: it has 99 tokens, and this one [0-9]+\\.")
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLMEagle"]}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["LlamaForCausalLMEagle"]})
+    )
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "fc.bias": torch.ones(16)}, folder / "model.safetensors")
     refused("has a bias")
 
 
-def test_an_evaluation_drafts_with_what_lies_beside_the_weights(trained: Path, tmp_path: Path) -> None:
+def test_an_evaluation_drafts_with_what_lies_beside_the_weights(
+    trained: Path, tmp_path: Path
+) -> None:
     """The drafter that the run started from may be gone."""
     start, folder = tmp_path / "start", tmp_path / "run"
     shutil.copytree(trained / "drafter", start)

@@ -20,7 +20,9 @@ def chance(p: dict[tuple[int, ...], np.ndarray], text: tuple[int, ...], given: i
     return float(np.prod([p[text[:i]][text[i]] for i in range(given, len(text))]))
 
 
-def written_by_the_walk(p: dict[tuple[int, ...], np.ndarray], draft: np.ndarray) -> dict[tuple[int, ...], float]:
+def written_by_the_walk(
+    p: dict[tuple[int, ...], np.ndarray], draft: np.ndarray
+) -> dict[tuple[int, ...], float]:
     """The exact distribution of the first DEPTH tokens: every outcome of the draws, walked by the code under test."""
     places = draft.size + 1
     draws = np.array(list(itertools.product(range(V), repeat=places)))
@@ -81,11 +83,15 @@ def test_rules_that_must_fail_do() -> None:
     far = {"argmax": 0.0, "no residual": 0.0, "both": 0.0, "per path": 0.0}
     for _ in range(200):
         p, q = rng.dirichlet(np.ones(V), 2)
-        assert distance(rejection(p, q, argmax=False, residual=True), p) < 1e-12  # the harness itself is right
+        # the harness itself is right
+        assert distance(rejection(p, q, argmax=False, residual=True), p) < 1e-12
         far["argmax"] = max(far["argmax"], distance(rejection(p, q, argmax=True, residual=True), p))
-        far["no residual"] = max(far["no residual"], distance(rejection(p, q, argmax=False, residual=False), p))
+        far["no residual"] = max(
+            far["no residual"], distance(rejection(p, q, argmax=False, residual=False), p)
+        )
         far["both"] = max(far["both"], distance(rejection(p, q, argmax=True, residual=False), p))
-        per_path = np.zeros(V)  # each candidate path draws at the root for itself; the first that agrees is taken
+        # each candidate path draws at the root for itself; the first that agrees is taken
+        per_path = np.zeros(V)
         for a, b in itertools.product(range(V), repeat=2):
             per_path[0 if a == 0 else 1 if b == 1 else a] += p[a] * p[b]
         far["per path"] = max(far["per path"], distance(per_path, p))

@@ -24,7 +24,11 @@ def engine_of(how: str, seed: int) -> LocalEngine:
     model = sharp_model(heads=6, kv_heads=2)
     share_storage(model)
     rng = np.random.default_rng(seed)
-    form: dict[str, Any] = {"slots": int(rng.integers(2, 8)), "page": 4, "pages": int(rng.integers(18, 60))}
+    form: dict[str, Any] = {
+        "slots": int(rng.integers(2, 8)),
+        "page": 4,
+        "pages": int(rng.integers(18, 60)),
+    }
     if how == "drafts":
         form["speculation"] = Speculation(
             [Suffix()], Whim([OFF, DraftArm("suffix", 2), DraftArm("suffix", 6)]), vocab=VOCAB
@@ -63,7 +67,9 @@ def story(how: str, seed: int) -> tuple[list[tuple[Any, ...]], LocalEngine]:
     while not engine.idle:
         done += engine.collect()
     done.sort(key=lambda r: (r.phase, r.key))
-    return [(r.phase, r.key, r.finish, r.trace.ids.tolist(), r.trace.log_probs) for r in done if r.trace], engine
+    return [
+        (r.phase, r.key, r.finish, r.trace.ids.tolist(), r.trace.log_probs) for r in done if r.trace
+    ], engine
 
 
 def assert_same(on_progress: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]) -> None:
@@ -106,7 +112,9 @@ def test_a_burst_by_hand() -> None:
     assert drawn.counted.sum(0).tolist() == [4, 5]
 
 
-def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(Captures, "capture", lambda self, keys: asked.extend(keys))
     model = sharp_model(heads=6, kv_heads=2)
@@ -114,10 +122,21 @@ def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypat
     served = [(2, DraftArm("suffix", 2)), (4, DraftArm("suffix", 2)), (2, DraftArm("suffix", 8))]
     speculation = Speculation([Suffix()], Whim([OFF]), vocab=VOCAB, served=served)
     make_engine(model, graphs=True, slots=4, page=4, speculation=speculation).begin()
-    prompts, plain, drafting = asked[: len(SIZES)], asked[len(SIZES) : len(SIZES) + 2], asked[len(SIZES) + 2 :]
+    prompts, plain, drafting = (
+        asked[: len(SIZES)],
+        asked[len(SIZES) : len(SIZES) + 2],
+        asked[len(SIZES) + 2 :],
+    )
     assert prompts[0] == (2048, 512, PROMPTS) and sorted(prompts, reverse=True) == prompts
     assert plain == [(4, 1, ""), (2, 1, "")]
-    assert drafting == [(2, 8, "suffix"), (2, 9, ""), (4, 2, "suffix"), (4, 3, ""), (2, 2, "suffix"), (2, 3, "")]
+    assert drafting == [
+        (2, 8, "suffix"),
+        (2, 9, ""),
+        (4, 2, "suffix"),
+        (4, 3, ""),
+        (2, 2, "suffix"),
+        (2, 3, ""),
+    ]
 
 
 @pytest.mark.parametrize("how", ["bursts", "drafts"])

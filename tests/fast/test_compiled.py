@@ -30,7 +30,8 @@ from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
 from whet.model.twin import rollout_twin
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks there
+# torch's compiler looks there
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
 
 
 @pytest.fixture(autouse=True)
@@ -46,24 +47,50 @@ def by_sequence(q, k, v, starts, ends, scale):
     """(where, where its keys are, scores, q, k, v with the keys of each query head) of each sequence, in fp64. Queries
     are the last of its tokens, as flash attention has it."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    for (a, b), (c, d) in zip(itertools.pairwise(starts.tolist()), itertools.pairwise(ends.tolist()), strict=True):
+    for (a, b), (c, d) in zip(
+        itertools.pairwise(starts.tolist()), itertools.pairwise(ends.tolist()), strict=True
+    ):
         one, keys, values = q[a:b].double(), k[c:d].double(), v[c:d].double()
         scores = torch.einsum("qhd,khd->hqk", one, keys) * scale
         later = torch.ones(b - a, d - c, dtype=torch.bool).triu(1 + (d - c) - (b - a))
         yield slice(a, b), slice(c, d), scores.masked_fill(later, -torch.inf), one, keys, values
 
 
-def flash_forward(q, k, v, starts, ends, longest, longest_k, dropout, causal, debug, *, scale, **rest):
+def flash_forward(
+    q, k, v, starts, ends, longest, longest_k, dropout, causal, debug, *, scale, **rest
+):
     assert longest == longest_k == int(ends.diff().max()) and int(starts[-1]) == len(q) and causal
     out, log_sum = torch.empty_like(q), torch.empty(q.shape[1], len(q))
     for where, _, scores, _, _, values in by_sequence(q, k, v, starts, ends, scale):
         out[where] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
         log_sum[:, where] = scores.logsumexp(-1).float()
-    return out, log_sum, torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64), torch.zeros(0)
+    return (
+        out,
+        log_sum,
+        torch.zeros(2, dtype=torch.uint64),
+        torch.zeros((), dtype=torch.uint64),
+        torch.zeros(0),
+    )
 
 
 def flash_backward(
-    grad, q, k, v, out, log_sum, starts, ends, longest, longest_k, dropout, causal, seed, offset, *, scale, **rest
+    grad,
+    q,
+    k,
+    v,
+    out,
+    log_sum,
+    starts,
+    ends,
+    longest,
+    longest_k,
+    dropout,
+    causal,
+    seed,
+    offset,
+    *,
+    scale,
+    **rest,
 ):
     """All that the forward pass left must be what it was."""
     assert longest == longest_k == int(ends.diff().max()) and int(starts[-1]) == len(q) and causal
@@ -102,7 +129,9 @@ def passed(model, pairs, *, form, budget=1000, checkpoint=False, backend="aot_ea
             lp.exp().sum().backward()
             out += zip(pack.members, lp.detach().split(pack.counts), strict=True)
     in_order = [lp for _, lp in sorted(out, key=lambda pair: pair[0])]
-    return torch.cat(in_order), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return torch.cat(in_order), {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def same(got, want, tolerance=1e-9):
@@ -117,8 +146,15 @@ def same(got, want, tolerance=1e-9):
 def test_one_graph_serves_all_layers_and_every_pack(flash, checkpoint):
     """The first pack is a single sequence, so that its longest is its length: no later pack may be held to that."""
     model = tiny_model(37, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64)
-    model.eval().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for pairs in ([([2] * 5, [3] * 30)], some_pairs(), some_pairs(seed=1, count=12), [([2] * 5, [3] * 9)]):
+    model.eval().gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    for pairs in (
+        [([2] * 5, [3] * 30)],
+        some_pairs(),
+        some_pairs(seed=1, count=12),
+        [([2] * 5, [3] * 9)],
+    ):
         want = passed(model, pairs, form="", checkpoint=checkpoint)
         same(passed(model, pairs, form="whole", checkpoint=checkpoint), want)
     assert counters["stats"]["unique_graphs"] == 1
@@ -147,7 +183,11 @@ def test_with_attention_outside_the_number_of_graphs_does_not_grow_with_packs():
     before = counters["stats"]["unique_graphs"]
     assert before > 0
     for pairs in (some_pairs(seed=1, count=15), some_pairs(seed=2, count=3)):
-        same(passed(model, pairs, budget=24, **graphs), passed(model, pairs, form="", budget=24), 1e-6)
+        same(
+            passed(model, pairs, budget=24, **graphs),
+            passed(model, pairs, form="", budget=24),
+            1e-6,
+        )
     assert counters["stats"]["unique_graphs"] == before
 
 
@@ -172,7 +212,9 @@ def test_modules_names_and_copies_do_not_see_it(flash):
 
 def test_it_ends_with_an_error_as_well_and_spares_a_forward_of_others():
     model = tiny_model(37, hidden=32, layers=2, heads=4)
-    model.model.layers[1].forward = own = functools.partial(type(model.model.layers[1]).forward, model.model.layers[1])
+    model.model.layers[1].forward = own = functools.partial(
+        type(model.model.layers[1]).forward, model.model.layers[1]
+    )
     with pytest.raises(ZeroDivisionError), compiled_layers(model, backend="aot_eager"):
         assert model.model.layers[1].forward is own
         assert "forward" in vars(model.model.layers[0])
@@ -194,7 +236,11 @@ def test_adapters_are_compiled_like_any_layer(flash):
     assert want[1] and all("lora" in name for name in want[1])
     graphs = {"form": "whole", "backend": "eager"}
     same(passed(model, some_pairs(), **graphs), want, 1e-4)
-    same(passed(model, some_pairs(seed=1), **graphs), passed(model, some_pairs(seed=1), form=""), 1e-4)
+    same(
+        passed(model, some_pairs(seed=1), **graphs),
+        passed(model, some_pairs(seed=1), form=""),
+        1e-4,
+    )
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
@@ -214,7 +260,10 @@ def test_the_heads_chunks_are_what_autograd_says(changes, entropy_grad):
     """Log-prob, entropy and their gradient in the matrix product, in fp64, a temperature a token."""
     g = torch.Generator().manual_seed(1)
     product = torch.randn(11, 23, generator=g, dtype=torch.float64).requires_grad_()
-    targets, heat = torch.randint(23, (11,), generator=g), torch.rand(11, generator=g, dtype=torch.float64) + 0.5
+    targets, heat = (
+        torch.randint(23, (11,), generator=g),
+        torch.rand(11, generator=g, dtype=torch.float64) + 0.5,
+    )
     head = Head(torch.empty(23, 1), **changes)
     log_p = head.finish(product, heat).log_softmax(-1)
     want = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
@@ -239,7 +288,11 @@ def test_a_compiled_head_equals_the_plain_one(monkeypatch):
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
     head = Head(draw(23, 6).requires_grad_(), draw(23).requires_grad_())
     for tokens, heat in ((50, 0.7), (31, 1.0)):
-        hidden, targets, way = draw(tokens, 6).requires_grad_(), torch.randint(23, (tokens,), generator=g), draw(tokens)
+        hidden, targets, way = (
+            draw(tokens, 6).requires_grad_(),
+            torch.randint(23, (tokens,), generator=g),
+            draw(tokens),
+        )
         results = []
         for compiled in (False, True):
             compute = compiled_log_probs if compiled else log_probs
@@ -260,7 +313,9 @@ def test_why_not_is_silent_about_a_model_that_works_and_names_what_does_not(monk
     assert counters["stats"]["unique_graphs"] == 1
     assert best_form(model, tokens=64, backend="eager") == ("whole", "")
     assert "no_such_backend" in why_not(model, tokens=64, backend="no_such_backend")
-    monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda f: f if f is gradient_chunk else wrong)
+    monkeypatch.setattr(
+        "whet.fast.compiled._compile_chunk", lambda f: f if f is gradient_chunk else wrong
+    )
     assert "log-probs are off" in why_not(model, tokens=64, backend="eager")
 
 
@@ -314,7 +369,9 @@ def nan_with(operator):
         def run(*args):
             out = graph.forward(*args)
             real = [isinstance(x, torch.Tensor) and x.requires_grad for x in out]
-            return tuple(Spoil.apply(x) if r and spoiled else x for x, r in zip(out, real, strict=True))
+            return tuple(
+                Spoil.apply(x) if r and spoiled else x for x, r in zip(out, real, strict=True)
+            )
 
         return run
 
@@ -328,7 +385,9 @@ def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     model = small("llama", torch.float32)
     form, reason = best_form(model, tokens=64, backend=nan_with("varlen"))
     assert form == "split"
-    assert reason.startswith("whole layers: its gradient of 108 tokens is not finite in model.layers.1.")
+    assert reason.startswith(
+        "whole layers: its gradient of 108 tokens is not finite in model.layers.1."
+    )
     form, reason = best_form(model, tokens=64, backend="no_such_backend")
     assert form == "head"
     assert all(f"{FORMS[name]}: InvalidBackend" in reason for name in ("whole", "split"))
@@ -336,7 +395,10 @@ def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     monkeypatch.setattr("whet.fast.compiled._compile_chunk", nan)
     form, reason = best_form(model, tokens=64, backend="no_such_backend")
     assert form == ""
-    assert "the head alone: its gradient of 108 tokens is not finite in lm_head.weight (21 of 21 parameters)" in reason
+    assert (
+        "the head alone: its gradient of 108 tokens is not finite in lm_head.weight (21 of 21 parameters)"
+        in reason
+    )
 
 
 def test_a_plain_gradient_that_is_not_finite_is_not_laid_to_the_compiler(flash):
@@ -366,23 +428,33 @@ def test_the_trial_leaves_out_the_padding_token_whose_embedding_is_zero():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_compiles_on_a_gpu(family, form):
-    assert why_not(small(family, torch.bfloat16, noise=0.05).to("cuda"), tokens=512, form=form) == ""
+    assert (
+        why_not(small(family, torch.bfloat16, noise=0.05).to("cuda"), tokens=512, form=form) == ""
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_one_graph_for_all_layers_on_a_gpu(checkpoint):
-    model = tiny_model(64, hidden=64, layers=4, heads=4, kv_heads=2).to("cuda", torch.bfloat16).eval()
+    model = (
+        tiny_model(64, hidden=64, layers=4, heads=4, kv_heads=2).to("cuda", torch.bfloat16).eval()
+    )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     results = {}
     for compiled in (False, True):
-        with packed_attention(model, checkpoint), compiled_layers(model, "whole" if compiled else ""):
+        with (
+            packed_attention(model, checkpoint),
+            compiled_layers(model, "whole" if compiled else ""),
+        ):
             for seed, count in ((0, 7), (1, 12), (2, 1)):
                 (pack,) = make_packs(some_pairs(seed, count), 1000, "cuda")
                 compute = compiled_log_probs if compiled else log_probs
                 lp, _ = compute(hidden_states(model, pack), head_of(model), pack.targets)
                 slopes = torch.autograd.grad(lp.sum(), list(model.parameters()))
-                results[compiled, seed] = lp.detach(), torch.cat([s.flatten().float() for s in slopes])
+                results[compiled, seed] = (
+                    lp.detach(),
+                    torch.cat([s.flatten().float() for s in slopes]),
+                )
     for seed in (0, 1, 2):
         (lp, slope), (plain_lp, plain) = results[True, seed], results[False, seed]
         assert float((lp - plain_lp).abs().max()) < 0.1

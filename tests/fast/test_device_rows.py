@@ -30,7 +30,9 @@ def state(*rows: tuple[int, int, int, int]) -> torch.Tensor:
 
 
 def test_what_a_row_feeds() -> None:
-    row, position, keys = fed(state((4, 7, 2, 5), (0, -1, 0, 0)), torch.arange(2, dtype=torch.int32))
+    row, position, keys = fed(
+        state((4, 7, 2, 5), (0, -1, 0, 0)), torch.arange(2, dtype=torch.int32)
+    )
     assert (row.tolist(), position.tolist(), keys.tolist()) == ([0, -1], [7, 0], [8, 0])
 
 
@@ -65,13 +67,19 @@ def engines() -> tuple[LocalEngine, LocalEngine]:
 
 
 def tokens(rollouts: list[Rollout]) -> list[list[int]]:
-    return [r.trace.ids.tolist() for r in sorted(rollouts, key=lambda r: r.key) if r.trace is not None]
+    return [
+        r.trace.ids.tolist() for r in sorted(rollouts, key=lambda r: r.key) if r.trace is not None
+    ]
 
 
-@pytest.mark.parametrize("stops", [(), (3,), (3, 5, 7, 11, 13, 17)], ids=["no stop", "a stop", "more than it knows"])
+@pytest.mark.parametrize(
+    "stops", [(), (3,), (3, 5, 7, 11, 13, 17)], ids=["no stop", "a stop", "more than it knows"]
+)
 def test_steps_ahead_give_the_same_tokens(stops: tuple[int, ...]) -> None:
     """Rows of many lengths, more of them than slots, pages that do not suffice for all."""
-    requests: list[Request] = [ask(i, n=2, max_tokens=3 + 7 * (i % 5), stop_ids=stops) for i in range(9)]
+    requests: list[Request] = [
+        ask(i, n=2, max_tokens=3 + 7 * (i % 5), stop_ids=stops) for i in range(9)
+    ]
     plain, graph = engines()
     ahead = set()
     for engine in (plain, graph):
@@ -90,7 +98,8 @@ def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
     for engine in (graph, plain):
         engine.on_update = "keep"
         engine.submit([ask(i, max_tokens=20) for i in range(4)])
-        while engine.rows.size == 0 or engine.rows.count[0] < 1 + MOST:  # one from the prompt, the others from a burst
+        # one from the prompt, the others from a burst
+        while engine.rows.size == 0 or engine.rows.count[0] < 1 + MOST:
             engine.step()
         assert engine.rows.count[:4].tolist() == [1 + MOST] * 4
         assert engine.runner.ahead == (engine is graph)

@@ -17,7 +17,9 @@ MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_training_is_the_same(model_of, batch_of, encoder, dtype):
     """Two updates a batch with KL and scores, several packs an update, several batches."""
-    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, pack_tokens=64, lr=1e-3)
+    config = Learn(
+        estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, pack_tokens=64, lr=1e-3
+    )
     results = []
     for graphs in (False, True):
         learner = Learner(model_of(dtype), config, encode=encoder, passes=FastPasses)
@@ -30,14 +32,18 @@ def test_training_is_the_same(model_of, batch_of, encoder, dtype):
     for ours, want in zip(results[1][0], results[0][0], strict=True):
         assert ours.metrics == pytest.approx(want.metrics, **rough)
         assert ours.signals.keys() == want.signals.keys()
-    close = {"rtol": 0.02, "atol": 0.01} if dtype == torch.bfloat16 else {"rtol": 1e-9, "atol": 1e-10}
+    close = (
+        {"rtol": 0.02, "atol": 0.01} if dtype == torch.bfloat16 else {"rtol": 1e-9, "atol": 1e-10}
+    )
     for name, tensor in results[0][1].items():
         torch.testing.assert_close(results[1][1][name], tensor, **close)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_prompts_that_are_fed_once_train_the_same(model_of, batch_of, encoder, graphs):
-    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, minibatches=2, pack_tokens=64, lr=1e-3)
+    config = Learn(
+        estimator="grpo", kl_coef=0.1, entropy_coef=0.05, minibatches=2, pack_tokens=64, lr=1e-3
+    )
     results = []
     for share in (False, True):
         learner = Learner(model_of(torch.float64), config, encode=encoder, passes=FastPasses)
@@ -64,7 +70,10 @@ def test_a_full_memory_first_costs_the_graphs_then_the_size_of_packs(model_of, b
     learner = Learner(model_of(), config, encode=encoder, passes=FastPasses)
     learner.passes.graphed = Graphed(learner.model, learner.pack_tokens)
     learner.model.model.embed_tokens.register_forward_pre_hook(fail)
-    with pytest.warns(UserWarning, match="trained without CUDA graphs, more slowly: the memory they hold is needed"):
+    with pytest.warns(
+        UserWarning,
+        match="trained without CUDA graphs, more slowly: the memory they hold is needed",
+    ):
         got = learner.step(batch).metrics
     assert learner.passes.graphed is None and learner.ooms == 2
     assert learner.pack_tokens < 128
@@ -79,7 +88,15 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
         learner.passes.graphed = Graphed(learner.model, learner.pack_tokens)
         if rehearsed:
             learner.rehearse()
-            assert sorted(size.tokens for size in learner.passes.graphed.ready) == [8, 12, 16, 24, 32, 48, 64]
+            assert sorted(size.tokens for size in learner.passes.graphed.ready) == [
+                8,
+                12,
+                16,
+                24,
+                32,
+                48,
+                64,
+            ]
             assert learner.updates == learner.version == learner.ooms == 0
         reports = [learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 1)]
         results.append((reports, learner.model.state_dict()))
@@ -91,13 +108,19 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize(("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")])
+@pytest.mark.parametrize(
+    ("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")]
+)
 def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):
     """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
     torch._dynamo.reset()
-    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="eager"))
+    monkeypatch.setattr(
+        "whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="eager")
+    )
     monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)
-    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
+    config = Learn(
+        estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again
+    )
     results = []
     for compiled in ("", form):
         model = model_of()
@@ -111,9 +134,13 @@ def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch,
 
 
 def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, encoder, monkeypatch):
-    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
+    monkeypatch.setattr(
+        "whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="none_such")
+    )
     config = Learn(estimator="grpo", kl_coef=0.1)
-    plain, broken = (Learner(model_of(), config, encode=encoder, passes=FastPasses) for _ in range(2))
+    plain, broken = (
+        Learner(model_of(), config, encode=encoder, passes=FastPasses) for _ in range(2)
+    )
     broken.passes.form = "whole"
     want = plain.step(batch_of(MIXED)).metrics
     with pytest.warns(UserWarning, match="LlamaForCausalLM is trained without the compiler"):
@@ -126,9 +153,12 @@ def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, en
 
 def test_the_form_that_is_compiled_is_said_in_one_line(model_of, encoder, monkeypatch):
     passes = FastPasses(model_of(), Learn())
-    monkeypatch.setattr("whet.fast.graphed.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
+    monkeypatch.setattr(
+        "whet.fast.graphed.best_form", lambda *given: ("split", "whole layers: its gradient is off")
+    )
     said = (
-        "LlamaForCausalLM is trained with only layers around their attention compiled, more slowly: whole layers: its"
+        "LlamaForCausalLM is trained with only layers around their attention compiled, "
+        "more slowly: whole layers: its"
     )
     with pytest.warns(UserWarning, match=said):
         assert passes._best_form() == "split"
@@ -159,8 +189,12 @@ def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder, share):
 def test_a_compiled_bf16_gradient_follows_the_plain_one(model_of, batch_of, encoder):
     results = []
     for compiled in (False, True):
-        config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled)
-        learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder, passes=FastPasses)
+        config = Learn(
+            estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled
+        )
+        learner = Learner(
+            model_of(torch.bfloat16).to("cuda"), config, encode=encoder, passes=FastPasses
+        )
         assert bool(learner.passes.form) == compiled
         grads, metrics = gradient_of(learner, batch_of(MIXED))
         results.append((torch.cat([g.flatten() for g in grads.values()]), metrics))

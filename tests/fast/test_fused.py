@@ -26,7 +26,13 @@ from whet.model.twin import kv_shapes, rollout_twin
 
 PAGE = 4
 LLAMA_LIKE = ("llama", "smollm2", "mistral", "qwen2", "qwen3")
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 FORMS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "ratio 1": (LlamaConfig, {"num_key_value_heads": 4}),
     "ratio 7": (Qwen2Config, {"num_attention_heads": 14, "hidden_size": 56}),
@@ -68,7 +74,9 @@ def build(form: str, dtype: torch.dtype = torch.float64, tied: bool = False) -> 
     """As `small`, for the forms above."""
     kind, changes = FORMS[form]
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(kind(**{**SHAPE, "tie_word_embeddings": tied, **changes}))
+    model = AutoModelForCausalLM.from_config(
+        kind(**{**SHAPE, "tie_word_embeddings": tied, **changes})
+    )
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.3)
@@ -86,7 +94,9 @@ def fuse(model: Any) -> FusedStack:
 def stale(model: Any, stack: FusedStack) -> bool:
     """Whether a weight of the model was moved instead of written in place; a new stack must then be made."""
     views = [
-        leaf for leaf in tree_leaves((stack.layers, stack.norm, stack.embedding)) if isinstance(leaf, nn.Parameter)
+        leaf
+        for leaf in tree_leaves((stack.layers, stack.norm, stack.embedding))
+        if isinstance(leaf, nn.Parameter)
     ]
     places = {weight.data_ptr() for weight in model.parameters()}
     parted = any(joined(parts) is None for parts in _shares(model))
@@ -103,7 +113,11 @@ class Rows:
         self.length = torch.zeros(rows, dtype=torch.int32)
         shapes = kv_shapes(rollout_twin(model))
         made = [
-            [torch.full((rows * width + 1, s.heads, PAGE, d), 7.0, dtype=s.dtype) for s in shapes for d in [s.key_dim]]
+            [
+                torch.full((rows * width + 1, s.heads, PAGE, d), 7.0, dtype=s.dtype)
+                for s in shapes
+                for d in [s.key_dim]
+            ]
             for _ in range(2)
         ]
         stack.attach(*made)
@@ -113,11 +127,15 @@ class Rows:
         """The next tokens of every row, none for some; logits after each."""
         counts = [len(piece) for piece in pieces]
         row = torch.repeat_interleave(torch.arange(self.rows), torch.tensor(counts)).int()
-        position = torch.cat([torch.arange(n) + at for n, at in zip(counts, self.length.tolist(), strict=True)]).int()
+        position = torch.cat(
+            [torch.arange(n) + at for n, at in zip(counts, self.length.tolist(), strict=True)]
+        ).int()
         self.length += torch.tensor(counts, dtype=torch.int32)
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         hidden = self.stack.forward(
-            Feed(torch.cat(list(pieces)), position, row, self.table, self.length, starts, max(counts))
+            Feed(
+                torch.cat(list(pieces)), position, row, self.table, self.length, starts, max(counts)
+            )
         )
         return list(self.stack.head.narrow_logits(hidden).split(counts))
 
@@ -130,7 +148,9 @@ def compare(model: Any, stack: FusedStack | None = None) -> float:
     cuts = [[5, 6, 7, 8, 15, 16, 17], [1, 2, 3, 4, 4, 8, 9], [9, 10, 11, 12, 12, 13, 26]]
     got: list[list[Tensor]] = [[], [], []]
     for a, b in zip(([0] * 3, *zip(*cuts, strict=True)), zip(*cuts, strict=True), strict=False):
-        for out, piece in zip(got, rows.feed([t[i:j] for t, i, j in zip(texts, a, b, strict=True)]), strict=True):
+        for out, piece in zip(
+            got, rows.feed([t[i:j] for t, i, j in zip(texts, a, b, strict=True)]), strict=True
+        ):
             out.append(piece)
     with torch.no_grad():
         want = [model(input_ids=text[None], use_cache=False).logits[0] for text in texts]
@@ -158,7 +178,9 @@ def test_half_precision_is_as_near_as_the_model_itself() -> None:
     text = torch.arange(2, 20)
     rows = Rows(model, fuse(model), 1)
     with torch.no_grad():
-        want, theirs = (m(input_ids=text[None], use_cache=False).logits[0].float() for m in (exact, model))
+        want, theirs = (
+            m(input_ids=text[None], use_cache=False).logits[0].float() for m in (exact, model)
+        )
     ours = torch.cat([piece for i in range(0, 18, 3) for piece in rows.feed([text[i : i + 3]])])
     assert ours.dtype == torch.bfloat16, "as the product gives them: the draw widens them"
     ours = ours.float()
@@ -180,7 +202,11 @@ def test_an_update_in_place_is_seen() -> None:
 def test_a_moved_weight_is_noticed() -> None:
     for change in (
         lambda m: m.double(),
-        lambda m: setattr(m.model.layers[1].mlp.up_proj.weight, "data", m.model.layers[1].mlp.up_proj.weight.clone()),
+        lambda m: setattr(
+            m.model.layers[1].mlp.up_proj.weight,
+            "data",
+            m.model.layers[1].mlp.up_proj.weight.clone(),
+        ),
         lambda m: setattr(m.model.norm.weight, "data", m.model.norm.weight.detach().clone()),
     ):
         model = small("llama", torch.float32)
@@ -197,9 +223,14 @@ def test_padding_goes_to_the_last_page() -> None:
     (alone, _) = rows.feed([torch.arange(5, 10), torch.arange(0)])
     before = [pages[:-1].clone() for pages in (*stack.keys, *stack.values)]
     with torch.no_grad():
-        nothing, starts = torch.zeros(2, dtype=torch.int32), torch.tensor([0, 1, 2], dtype=torch.int32)
+        nothing, starts = (
+            torch.zeros(2, dtype=torch.int32),
+            torch.tensor([0, 1, 2], dtype=torch.int32),
+        )
         stack.forward(Feed(nothing.long(), nothing, nothing - 1, rows.table, nothing, starts, 1))
-    assert all(torch.equal(a, b[:-1]) for a, b in zip(before, (*stack.keys, *stack.values), strict=True))
+    assert all(
+        torch.equal(a, b[:-1]) for a, b in zip(before, (*stack.keys, *stack.values), strict=True)
+    )
     assert torch.isfinite(alone).all()
 
 
@@ -221,7 +252,10 @@ def test_other_families(family: str) -> None:
 
 def test_known_without_weights() -> None:
     with torch.device("meta"):
-        models = [AutoModelForCausalLM.from_config(kind(**SHAPE)) for kind in (LlamaConfig, Qwen3Config, PhiConfig)]
+        models = [
+            AutoModelForCausalLM.from_config(kind(**SHAPE))
+            for kind in (LlamaConfig, Qwen3Config, PhiConfig)
+        ]
     assert [unfusable(model) is None for model in models] == [True, True, False]
 
 
@@ -298,7 +332,9 @@ def decode_all(model: Any, stack: FusedStack, sizes: Sequence[int]) -> None:
 def test_one_graph_serves_all_layers_and_sizes(backend: str, fresh: Any) -> None:
     """First with as many tokens as the model is wide, the worst case: the compiler takes equal sizes for the same."""
     kind, changes = FORMS["ratio 1"]
-    model = AutoModelForCausalLM.from_config(kind(**{**SHAPE, **changes, "num_hidden_layers": 3})).eval()
+    model = AutoModelForCausalLM.from_config(
+        kind(**{**SHAPE, **changes, "num_hidden_layers": 3})
+    ).eval()
     stack = fuse(model)
     stack.compile(backend=backend)
     decode_all(model, stack, [32])
@@ -322,7 +358,9 @@ def test_many_models_in_one_process(fresh: Any) -> None:
     """The compiler gives up on a function it has compiled eight times; each stack has functions of its own."""
     with torch._dynamo.config.patch(recompile_limit=2):
         for width in (16, 24, 48):
-            model = AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, "hidden_size": width})).eval()
+            model = AutoModelForCausalLM.from_config(
+                LlamaConfig(**{**SHAPE, "hidden_size": width})
+            ).eval()
             stack = fuse(model)
             stack.compile(backend="eager")
             decode_all(model, stack, [24, 40])

@@ -30,7 +30,9 @@ def test_few_tokens_take_a_kernel_of_our_own(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(not interpreted, reason="needs TRITON_INTERPRET=1")
-def test_the_stack_is_compared_with_the_model_rounding_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stack_is_compared_with_the_model_rounding_by_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not by the kernel, as right but not the same: where logits are ill-conditioned, that looks like a mistake."""
     monkeypatch.setattr(module, "gated", lambda *given: pytest.fail("the kernel was asked"))
     stack = fuse(small("qwen2", torch.float16))

@@ -26,7 +26,8 @@ BUDGET = 160
 PACKS = ((0, 7), (0, 7), (1, 12), (1, 12), (2, 7), (3, 12), (4, 9), (0, 7))
 """(seed, sequences): three sizes under BUDGET, each at least twice and in turn."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks there
+# torch's compiler looks there
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
 
 
 def pack_of(seed, count, device="cpu"):
@@ -37,7 +38,9 @@ def pack_of(seed, count, device="cpu"):
 def shared_pack_of(seed, count, device="cpu"):
     """Every prompt has three responses."""
     pairs = some_pairs(seed, 3 * count)
-    (pack,) = make_packs([(pairs[i // 3][0], response) for i, (_, response) in enumerate(pairs)], 1000, device, True)
+    (pack,) = make_packs(
+        [(pairs[i // 3][0], response) for i, (_, response) in enumerate(pairs)], 1000, device, True
+    )
     assert pack.boundaries.keys is not None
     return pack
 
@@ -88,10 +91,14 @@ def test_prompts_that_are_shared():
 def test_sizes_by_hand():
     assert size_of(15000, 20, 1000, 16384) == Size(16384, 256, 1024)
     assert size_of(4096, 256, 128, 16384) == Size(4096, 256, 512)
-    assert size_of(4097, 240, 129, 16384) == Size(6144, 256, 512), "2,047 tokens of padding: 16 sequences more"
+    assert size_of(4097, 240, 129, 16384) == Size(6144, 256, 512), (
+        "2,047 tokens of padding: 16 sequences more"
+    )
     assert size_of(4097, 241, 129, 16384) == Size(6144, 512, 512)
     assert size_of(100, 1, 100, 16384) == Size(2048, 256, 512)
-    assert size_of(8000, 128, 200, 16384, keys=24384).keys == 3 * 8192, "192 of padding are keys, too"
+    assert size_of(8000, 128, 200, 16384, keys=24384).keys == 3 * 8192, (
+        "192 of padding are keys, too"
+    )
     assert size_of(8000, 128, 200, 16384, keys=24385).keys == 6 * 8192
     assert size_of(16385, 1, 16385, 16384) is None
 
@@ -125,7 +132,10 @@ def test_every_token_of_the_buffers_is_in_a_sequence(budget):
             want = [i for a, b in itertools.pairwise(starts) for i in range(b - a)]
             assert buffers.position[0].tolist() == want
             assert buffers.ids[0, :tokens].tolist() == pack.input_ids[0].tolist()
-            assert sum(bucket.rows.numel() for bucket in buffers.boundaries.padding.buckets) == size.tokens
+            assert (
+                sum(bucket.rows.numel() for bucket in buffers.boundaries.padding.buckets)
+                == size.tokens
+            )
             buffers.ids.fill_(-1)
             buffers.starts.fill_(-1)
 
@@ -194,7 +204,9 @@ def flash(monkeypatch):
 
     def backward(grad, q, k, v, out, log_sum, starts, ends, longest, *rest, **named):
         exact = int(ends.diff().max())
-        return flash_backward(grad, q, k, v, out, log_sum, starts, ends, exact, exact, *rest[1:], **named)
+        return flash_backward(
+            grad, q, k, v, out, log_sum, starts, ends, exact, exact, *rest[1:], **named
+        )
 
     monkeypatch.setattr(packing, "has_flash", lambda device: True)
     monkeypatch.setattr(packed, "can_varlen", lambda q, v, softcap: True)
@@ -274,7 +286,9 @@ def test_gradients_add_up_and_belong_to_the_caller():
     one, other = (passed(model, graphed, pack)[1] for pack in packs)
     kept = {name: slope.clone() for name, slope in one.items()}
     passed(model, graphed, packs[1])
-    assert all(torch.equal(one[name], kept[name]) for name in kept), "a later pass wrote over a gradient"
+    assert all(torch.equal(one[name], kept[name]) for name in kept), (
+        "a later pass wrote over a gradient"
+    )
     model.zero_grad(set_to_none=True)
     with packed_attention(model):
         for pack in packs:
@@ -353,7 +367,9 @@ def test_what_cannot_be_captured_costs_only_speed():
     graphed = Graphed(model, BUDGET)
     want = passed(model, plain(model), pack)
     same(passed(model, graphed, pack), want)
-    with pytest.warns(UserWarning, match="without CUDA graphs, more slowly: RuntimeError: not so many$"):
+    with pytest.warns(
+        UserWarning, match="without CUDA graphs, more slowly: RuntimeError: not so many$"
+    ):
         same(passed(model, graphed, pack), want)
     same(passed(model, graphed, pack), want)  # said once
     assert not graphed.ready and graphed.stopped
@@ -376,7 +392,9 @@ def near(got, want, bound):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["", "whole", "split"])
-@pytest.mark.parametrize(("tied", "make"), [(False, pack_of), (True, pack_of), (True, shared_pack_of)])
+@pytest.mark.parametrize(
+    ("tied", "make"), [(False, pack_of), (True, pack_of), (True, shared_pack_of)]
+)
 def test_graphs_give_the_plain_gradient(tied, make, form):
     """Several packs in turn, weights updated in between; an earlier pass over the weights is still held."""
     torch._dynamo.reset()
@@ -414,11 +432,15 @@ def test_graphs_of_other_families(family):
 @pytest.mark.gpu
 def test_a_network_that_waits_for_the_device_is_found_before_a_capture():
     model, pack = small("qwen2", torch.bfloat16, noise=0.05).to("cuda"), pack_of(0, 7, "cuda")
-    model.model.embed_tokens.register_forward_hook(lambda layer, args, out: out * float(out.isfinite().all()))
+    model.model.embed_tokens.register_forward_hook(
+        lambda layer, args, out: out * float(out.isfinite().all())
+    )
     graphed = Graphed(model, BUDGET)
     want = on_gpu(model, plain(model), pack, "")
     near(on_gpu(model, graphed, pack, ""), want, 0.05)
-    with pytest.warns(UserWarning, match="without CUDA graphs, more slowly: RuntimeError: called a synchronizing"):
+    with pytest.warns(
+        UserWarning, match="without CUDA graphs, more slowly: RuntimeError: called a synchronizing"
+    ):
         near(on_gpu(model, graphed, pack, ""), want, 0.05)
     near(on_gpu(model, graphed, pack, ""), want, 0.05)
 
@@ -452,7 +474,9 @@ def test_reading_takes_the_graph_of_a_pass_that_has_one():
         for pack in (known, unknown, known):
             got = graphed.read(pack)
             assert not got.requires_grad
-            torch.testing.assert_close(got, hidden_states(model, pack).detach(), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                got, hidden_states(model, pack).detach(), rtol=1e-12, atol=1e-12
+            )
     assert len(graphed.ready) == 1, "reading makes nothing ready"
 
 

@@ -22,9 +22,16 @@ from whet.types import Request, Rollout
 def gemma() -> PreTrainedModel:
     """A family that is not fused: soft-caps, and windows on every second layer."""
     config = Gemma2Config(
-        vocab_size=23, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=12, sliding_window=7, max_position_embeddings=128,
-    )  # fmt: skip
+        vocab_size=23,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=12,
+        sliding_window=7,
+        max_position_embeddings=128,
+    )
     torch.manual_seed(0)
     return sharpen(Gemma2ForCausalLM(config).double())
 
@@ -46,19 +53,28 @@ def same(a: list[Rollout], b: list[Rollout]) -> None:
     for key, rollout in here.items():
         other = there[key]
         assert rollout.trace is not None and other.trace is not None
-        assert rollout.trace.ids.tolist() == other.trace.ids.tolist() and rollout.finish == other.finish
-        np.testing.assert_allclose(rollout.trace.log_probs, other.trace.log_probs, rtol=0, atol=1e-5)
+        assert (
+            rollout.trace.ids.tolist() == other.trace.ids.tolist()
+            and rollout.finish == other.finish
+        )
+        np.testing.assert_allclose(
+            rollout.trace.log_probs, other.trace.log_probs, rtol=0, atol=1e-5
+        )
         assert rollout.trace.versions.tolist() == other.trace.versions.tolist()
 
 
-REQUESTS = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=6 + 3 * i) for i in range(9)]
+REQUESTS = [
+    ask(i, n=1 + i % 3, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=6 + 3 * i) for i in range(9)
+]
 
 
 MODELS = {"fused": llama, "plain": lambda: llama(fused=False), "gemma": gemma}
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("settings", [{}, {"pages": 34}, {"slots": 1}, {"slots": 5, "page": 64}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"pages": 34}, {"slots": 1}, {"slots": 5, "page": 64}], ids=str
+)
 @pytest.mark.parametrize("model", ["fused", pytest.param("plain", marks=pytest.mark.slow), "gemma"])
 def test_equals_the_plain_step(model: str, settings: dict[str, int]) -> None:
     """Slots that fall free and are filled again, forks, pages that run out, one row alone. Gemma's modules run as a
@@ -132,7 +148,10 @@ def adapted() -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
-                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3)
+                weight.copy_(
+                    torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+                    * 0.3
+                )
     return model
 
 
@@ -155,7 +174,9 @@ def test_garbage_waits_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch)
             cycle.append(cycle)
             kept = weakref.ref(cycle[0])
             del cycle
-            assert len([[] for _ in range(1000)]) == 1000 and kept() is not None, "it would have been found by now"
+            assert len([[] for _ in range(1000)]) == 1000 and kept() is not None, (
+                "it would have been found by now"
+            )
             raise ZeroDivisionError
         assert gc.isenabled()
         gc.disable()

@@ -27,7 +27,9 @@ def on_cuda(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("settings", [{}, {"slots": 1}, {"slots": 5, "pages": 34}, {"page": 64}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"slots": 1}, {"slots": 5, "pages": 34}, {"page": 64}], ids=str
+)
 @pytest.mark.parametrize("make", [llama, gemma, adapted], ids=["fused", "plain", "adapted"])
 def test_graphs_equal_plain_calls_on_a_cpu(make: Any, settings: dict[str, int]) -> None:
     settings = {"page": 16, **settings}
@@ -59,7 +61,10 @@ def test_the_same_graph_serves_rows_of_any_length() -> None:
 def test_evaluations_with_top_p_in_the_middle_of_a_stream() -> None:
     """`generate` while training rows run; one row that is drawn outside of the graph changes no other row's tokens."""
     train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
-    picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]
+    picky = [
+        ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9),
+        ask(5, phase="eval", max_tokens=7),
+    ]
     results = []
     for model, graphs in ((llama().float(), False), (on_cuda(llama(), torch.float32), True)):
         engine = make_engine(model, graphs=graphs, page=16, slots=6, mode="stream")
@@ -86,7 +91,9 @@ def test_half_precision_stays_close_to_a_teacher_forced_forward() -> None:
         ids = torch.tensor([[*prompt, *rollout.trace.ids.tolist()]], device="cuda")
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-        want = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
+        want = (
+            torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
+        )
         gaps.append(np.abs(want - rollout.trace.log_probs))
     assert np.concatenate(gaps).mean() < 0.05
 
@@ -105,7 +112,9 @@ def test_weights_written_in_place_reach_the_graphs() -> None:
         each.submit(REQUESTS)
     after = engine.collect()
     same(after, fresh.collect())
-    assert [r.trace.ids.tolist() for r in before if r.trace] != [r.trace.ids.tolist() for r in after if r.trace]
+    assert [r.trace.ids.tolist() for r in before if r.trace] != [
+        r.trace.ids.tolist() for r in after if r.trace
+    ]
 
 
 def test_a_run_by_graphs_trains(tmp_path: Path) -> None:
@@ -113,13 +122,17 @@ def test_a_run_by_graphs_trains(tmp_path: Path) -> None:
     settings = small_config("rollout.graphs=true", 'model.device="cuda"', "steps=2")
     watcher = Silent()
     run_recipe(settings, tmp_path / "run", watcher=watcher, reward=even_digits)
-    assert [row["step"] for row in watcher.rows] == [0, 1, 2] and best_checkpoint(tmp_path / "run") is not None
+    assert [row["step"] for row in watcher.rows] == [0, 1, 2] and best_checkpoint(
+        tmp_path / "run"
+    ) is not None
     assert watcher.rows[-1]["rollout/graphs"] > 0 and watcher.rows[-1]["learn/mismatch_max"] < 0.05
 
 
 def test_bytes_are_what_the_graphs_memory_pool_grew_by() -> None:
     """Whatever is freed elsewhere meanwhile: here a piece that lies unused, which a capture gives back."""
-    engine = make_engine(on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), graphs=True, slots=8)
+    engine = make_engine(
+        on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), graphs=True, slots=8
+    )
     unused = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     del unused
     engine.submit(REQUESTS)
@@ -132,5 +145,7 @@ def test_bytes_are_what_the_graphs_memory_pool_grew_by() -> None:
 
 
 def test_a_model_that_is_not_fused_is_named() -> None:
-    with pytest.warns(UserWarning, match="Gemma2ForCausalLM decodes by its own modules, .* is not one of"):
+    with pytest.warns(
+        UserWarning, match="Gemma2ForCausalLM decodes by its own modules, .* is not one of"
+    ):
         make_engine(on_cuda(gemma(), torch.float32), graphs=True, page=16)

@@ -20,7 +20,11 @@ from adversaries import adversaries  # isort: skip
 
 
 def model(kind: str) -> PreTrainedModel:
-    made = sharp_model(heads=6, kv_heads=2, dtype=torch.float32) if kind == "fused" else gemma().float()
+    made = (
+        sharp_model(heads=6, kv_heads=2, dtype=torch.float32)
+        if kind == "fused"
+        else gemma().float()
+    )
     made = made.to(device)
     assert share_storage(made)
     return made
@@ -30,7 +34,9 @@ def model(kind: str) -> PreTrainedModel:
 @pytest.mark.parametrize("kind", ["fused", "gemma"])
 def test_kernels_emit_the_tokens_of_the_plain_step(kind: str) -> None:
     """Prefill, forks, rows that come and go, greedy and warm ones; soft-cap and windows in Gemma's case."""
-    requests = [ask(i, n=1 + i % 2, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=3 + i) for i in range(3)]
+    requests = [
+        ask(i, n=1 + i % 2, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=3 + i) for i in range(3)
+    ]
     results = []
     for graphs in (False, True):
         engine = make_engine(model(kind), graphs=graphs, page=16, slots=3)
@@ -47,9 +53,14 @@ def test_kernels_verify_drafts() -> None:
     plain.submit(requests)
     traces = {r.key: r.trace for r in plain.collect()}
     made, whim = model("fused"), Whim([DraftArm("half_wrong", 3), DraftArm("eagle", 2)])
-    known = {d.name: d for d in adversaries(VOCAB, 3, {k: t.ids for k, t in traces.items() if t is not None})}
+    known = {
+        d.name: d
+        for d in adversaries(VOCAB, 3, {k: t.ids for k, t in traces.items() if t is not None})
+    }
     speculation = Speculation([known["half_wrong"]], whim, vocab=VOCAB)
-    engine = make_engine(made, graphs=True, page=16, slots=3, speculation=speculation, eagle=eagle_head(made))
+    engine = make_engine(
+        made, graphs=True, page=16, slots=3, speculation=speculation, eagle=eagle_head(made)
+    )
     engine.runner.burst = 4  # more turns, so that chance comes to both arms
     engine.submit(requests)
     same(traces, {r.key: r.trace for r in engine.collect()})

@@ -63,7 +63,8 @@ def check_texts(engine: LocalEngine) -> None:
         lane = rows.lane[row]
         assert lane == lanes.lane[rows.flights[row].arrival]
         if not engine.runner.ahead:
-            assert int(lanes.written[lane]) in (text.size, text.size - 1)  # the first token comes with the next step
+            # the first token comes with the next step
+            assert int(lanes.written[lane]) in (text.size, text.size - 1)
         assert lanes.history[lane, : text.size - 1].tolist() == text[:-1].tolist()
 
 
@@ -112,19 +113,30 @@ def test_weights_that_change_under_way(on_update: str) -> None:
     """Every row is cut or goes on; what was launched ahead under the old weights is not used."""
     asked = [ask(i, n=2, temperature=0.4, max_tokens=40) for i in range(3)]
     engine = drafting(Whim(ARMS["always"]), slots=6, on_update=on_update)
-    done, written = updated_midway(engine, asked, lambda engine: engine.runner.ahead)  # launched under the old weights
+    # launched under the old weights
+    done, written = updated_midway(engine, asked, lambda engine: engine.runner.ahead)
     assert len(set(written.values())) > 1, "drafts were accepted before the update"
-    same(each_updated_after(lambda: plain(slots=1, on_update=on_update), asked, written), done, atol=CLOSE)
+    same(
+        each_updated_after(lambda: plain(slots=1, on_update=on_update), asked, written),
+        done,
+        atol=CLOSE,
+    )
     if on_update != "cut":
-        assert any(r.trace.ids.size > written[r.key] for r in done), "some went on under the new weights"
+        assert any(r.trace.ids.size > written[r.key] for r in done), (
+            "some went on under the new weights"
+        )
 
 
 BROKEN = {"catch_up": (Guesser, "eagle"), "round": (Guesser, "eagle"), "lookup": (Lanes, "suffix")}
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("part", "after"), [("catch_up", 0), ("round", 0), ("round", 3), ("lookup", 0), ("lookup", 3)])
-def test_a_drafter_that_fails_on_the_device_is_retired(part: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "after"), [("catch_up", 0), ("round", 0), ("round", 3), ("lookup", 0), ("lookup", 3)]
+)
+def test_a_drafter_that_fails_on_the_device_is_retired(
+    part: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At its first call or in mid-rollout: the same tokens, by plain steps and by those of the others."""
     owner, name = BROKEN[part]
     right, calls = getattr(owner, part), [0]
@@ -204,8 +216,13 @@ def test_a_published_drafter_drafts_better() -> None:
     share_storage(model)
     head, whim = eagle_head(model), Whim([DraftArm("eagle", 4)])
     speculation = Speculation([], whim, vocab=VOCAB)
-    engine = make_engine(model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer)
-    asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3, stop_ids=(EOS,)) for i in range(16)]
+    engine = make_engine(
+        model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer
+    )
+    asked = [
+        ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3, stop_ids=(EOS,))
+        for i in range(16)
+    ]
     before = run(engine, asked)
     first, whim.accepted = whim.accepted, 0
     trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
@@ -221,7 +238,11 @@ def test_the_newest_tokens_as_the_host_uploaded_them() -> None:
     state[LANE] = torch.tensor([2, 5, 0, 1])
     lanes.newest(state[:, :3])
     assert lanes.written.tolist()[:6] == [17, 0, 4, 0, 0, 1]
-    assert [int(lanes.history[2, 3]), int(lanes.history[5, 0]), int(lanes.history[0, 16])] == [7, 8, 9]
+    assert [int(lanes.history[2, 3]), int(lanes.history[5, 0]), int(lanes.history[0, 16])] == [
+        7,
+        8,
+        9,
+    ]
     assert int(lanes.history.sum()) == 24, "nothing else"
 
 

@@ -11,7 +11,13 @@ def segment(pool: tuple[int, int], size: int) -> dict[str, object]:
 
 
 def test_only_the_pools_own_segments_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = [segment((0, 0), 64), segment((0, 2), 3), segment((2, 0), 16), segment((0, 2), 5), segment((0, 3), 32)]
+    segments = [
+        segment((0, 0), 64),
+        segment((0, 2), 3),
+        segment((2, 0), 16),
+        segment((0, 2), 5),
+        segment((0, 3), 32),
+    ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool: segments)
     assert pool_bytes((0, 2)) == 8 and pool_bytes((0, 4)) == 0
     segments.clear()

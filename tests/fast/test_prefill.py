@@ -33,8 +33,14 @@ def runner(device: str = "cpu") -> GraphRunner:
 
 def test_padding_is_of_no_row() -> None:
     """Two chunks, the second from its third token on, in eight tokens, three rows and three pages."""
-    tokens, table, length, starts = fed([chunk(3), chunk(2, start=2, first=7)], np.array([[5, 6], [8, 9]]), 8, 3, 3)
-    assert tokens.tolist() == [[1, 2, 3, 9, 10, 0, 0, 0], [0, 1, 2, 2, 3, 0, 0, 0], [0, 0, 0, 1, 1, -1, -1, -1]]
+    tokens, table, length, starts = fed(
+        [chunk(3), chunk(2, start=2, first=7)], np.array([[5, 6], [8, 9]]), 8, 3, 3
+    )
+    assert tokens.tolist() == [
+        [1, 2, 3, 9, 10, 0, 0, 0],
+        [0, 1, 2, 2, 3, 0, 0, 0],
+        [0, 0, 0, 1, 1, -1, -1, -1],
+    ]
     assert table.tolist() == [[5, 6, 0], [8, 9, 0], [0, 0, 0]]
     assert length.tolist() == [3, 4, 0] and starts.tolist() == [0, 3, 5, 5]
 
@@ -56,7 +62,11 @@ def test_equals_plain_calls(device: str) -> None:
     """Hidden states and what is in the pages, those of others too, wave after wave through the same buffers."""
     by_graph, plain = runner(device), runner(device)
     tables = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
-    for chunks in ([chunk(5), chunk(9, first=4), chunk(2)], [chunk(4, start=5)], [chunk(7, first=3)] * 2):
+    for chunks in (
+        [chunk(5), chunk(9, first=4), chunk(2)],
+        [chunk(4, start=5)],
+        [chunk(7, first=3)] * 2,
+    ):
         table, tokens = tables[: len(chunks)], sum(c.size for c in chunks)
         key = by_graph.prefill.key(chunks)
         assert key is not None
@@ -65,8 +75,11 @@ def test_equals_plain_calls(device: str) -> None:
         got, want = by_graph.captures.replay(key)[:tokens], plain.prefill.plain(chunks, table)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
         for field in ("keys", "values"):
-            for pools in zip(*(getattr(each.cache, field) for each in (by_graph, plain)), strict=True):
-                mine, others = (pool[: by_graph.cache.trash] for pool in pools)  # padding writes to the last page
+            for pools in zip(
+                *(getattr(each.cache, field) for each in (by_graph, plain)), strict=True
+            ):
+                # padding writes to the last page
+                mine, others = (pool[: by_graph.cache.trash] for pool in pools)
                 torch.testing.assert_close(mine, others, rtol=0, atol=1e-5)
 
 
@@ -81,7 +94,9 @@ def test_at_rest_no_row_is_fed(device: str) -> None:
 
     def changed() -> list[list[int]]:
         pools = zip(made.cache.keys, before, strict=True)
-        return [torch.nonzero((pool != old).flatten(1).any(1)).flatten().tolist() for pool, old in pools]
+        return [
+            torch.nonzero((pool != old).flatten(1).any(1)).flatten().tolist() for pool, old in pools
+        ]
 
     made.prefill.tell(chunks, pages, SIZES[0])
     before = [pool.clone() for pool in made.cache.keys]

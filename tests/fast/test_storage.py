@@ -34,7 +34,9 @@ def shared(family: str = "qwen2", dtype: torch.dtype = torch.float32, **kwargs: 
 
 def held(model: nn.Module) -> int:
     """Bytes of all storages behind the Parameters, each once."""
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    storages = {
+        p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()
+    }
     return sum(storages.values())
 
 
@@ -63,7 +65,11 @@ def test_one_buffer_a_layer() -> None:
     with torch.no_grad():
         attn.k_proj.weight.fill_(5.0)
     q, k = (m.weight.shape[0] for m in linears[:2])
-    assert (weight[q : q + k] == 5.0).all() and not (weight[:q] == 5.0).any() and not (weight[q + k :] == 5.0).any()
+    assert (
+        (weight[q : q + k] == 5.0).all()
+        and not (weight[:q] == 5.0).any()
+        and not (weight[q + k :] == 5.0).any()
+    )
 
 
 def test_joined_takes_neighbours_only() -> None:
@@ -86,13 +92,17 @@ def test_training_is_the_same(family: str, dtype: torch.dtype) -> None:
         gradients = []
         for model, optimizer in zip(models, optimizers, strict=True):
             logits = model(IDS).logits.float()
-            nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()).backward()
+            nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()
+            ).backward()
             gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
             optimizer.accumulate()
             optimizer.step(1e-2, optimizer.grad_norm())
         for name in gradients[0]:
             assert torch.equal(gradients[0][name], gradients[1][name]), name
-    for (name, one), (_, other) in zip(models[0].named_parameters(), models[1].named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        models[0].named_parameters(), models[1].named_parameters(), strict=True
+    ):
         assert torch.equal(one, other), name
     assert is_shared(models[1])
 
@@ -145,7 +155,9 @@ def test_load_state_dict_is_in_place() -> None:
     assert is_shared(model) and torch.equal(model(IDS).logits, other(IDS).logits)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: sharing_copy(model, [])], ids=["deepcopy", "sharing"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: sharing_copy(model, [])], ids=["deepcopy", "sharing"]
+)
 def test_a_copy_costs_one_model(copied: Any) -> None:
     model = shared()
     twice = copied(model)

@@ -85,5 +85,12 @@ def test_nothing_to_do():
 
 def test_overlong_penalty():
     """Limit 100, window 20: free to 80, then -1/20 a token, -1 from 100 on."""
-    assert [overlong_penalty(n, 100, 20) for n in (1, 80, 81, 90, 100, 130)] == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0]
+    assert [overlong_penalty(n, 100, 20) for n in (1, 80, 81, 90, 100, 130)] == [
+        0.0,
+        0.0,
+        -0.05,
+        -0.5,
+        -1.0,
+        -1.0,
+    ]
     assert overlong_penalty(100, 100, 0) == 0.0

@@ -11,19 +11,29 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from whet.errors import WhetError
-from whet.learn.checkpoint import FORMAT, load_checkpoint, load_weights_into, save_checkpoint, verify_checkpoint
+from whet.learn.checkpoint import (
+    FORMAT,
+    load_checkpoint,
+    load_weights_into,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from whet.model.load import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def small(seed: int = 0, dtype: torch.dtype = torch.float32, hidden: int = 12):
-    return tiny_model(len(TOKENIZER), hidden=hidden, layers=1, heads=3, context=32, seed=seed, dtype=dtype).eval()
+    return tiny_model(
+        len(TOKENIZER), hidden=hidden, layers=1, heads=3, context=32, seed=seed, dtype=dtype
+    ).eval()
 
 
 def save(folder: Path, model=None, **parts) -> None:
     parts = {"tensors": {}, "arrays": {}, "states": {}} | parts
-    save_checkpoint(folder, model=model, tokenizer=TOKENIZER if model is not None else None, **parts)
+    save_checkpoint(
+        folder, model=model, tokenizer=TOKENIZER if model is not None else None, **parts
+    )
 
 
 def test_the_folder_is_an_ordinary_hugging_face_model(tmp_path, capfd):
@@ -47,7 +57,10 @@ def test_saving_leaves_the_model_as_it_was(tmp_path):
     settings = model.generation_config
     before = (model.config.dtype, settings)
     save(tmp_path / "c", model)
-    assert (model.config.dtype, model.generation_config) == before and model.generation_config is settings
+    assert (
+        model.config.dtype,
+        model.generation_config,
+    ) == before and model.generation_config is settings
 
 
 def test_generation_settings_that_transformers_calls_inconsistent_are_saved_too(tmp_path):
@@ -63,32 +76,55 @@ def test_generation_settings_that_transformers_calls_inconsistent_are_saved_too(
 def test_tensors_arrays_and_states_come_back(tmp_path):
     base, flat = torch.arange(12.0).reshape(3, 4), torch.arange(10)
     tensors = {
-        "moments": {"a": torch.randn(3, 2).to(torch.bfloat16), "b": torch.tensor(7, dtype=torch.int64)},
+        "moments": {
+            "a": torch.randn(3, 2).to(torch.bfloat16),
+            "b": torch.tensor(7, dtype=torch.int64),
+        },
         "reference": {"tied": base, "also": base, "turned": base.t(), "row": base[1]},
         "flat": {"head": flat[:4], "middle": flat[3:6], "tail": flat[6:]},
         "none": {},
     }
-    arrays = {"traces": {"ids": np.arange(5, dtype=np.int32), "empty": np.zeros((0, 2))}, "nothing": {}}
-    states = {"curriculum": {"x": 0.1 + 0.2, "big": 2**80, "text": "ä\n\u2028"}, "judge": [1, None], "moments": 3}
+    arrays = {
+        "traces": {"ids": np.arange(5, dtype=np.int32), "empty": np.zeros((0, 2))},
+        "nothing": {},
+    }
+    states = {
+        "curriculum": {"x": 0.1 + 0.2, "big": 2**80, "text": "ä\n\u2028"},
+        "judge": [1, None],
+        "moments": 3,
+    }
     save(tmp_path / "c", tensors=tensors, arrays=arrays, states=states)
     assert verify_checkpoint(tmp_path / "c") is None
     loaded = load_checkpoint(tmp_path / "c")
     assert loaded.folder == tmp_path / "c" and loaded.states == states
-    assert set(loaded.tensors) == set(tensors) and len(loaded.tensors) == 4 and set(loaded.arrays) == set(arrays)
+    assert (
+        set(loaded.tensors) == set(tensors)
+        and len(loaded.tensors) == 4
+        and set(loaded.arrays) == set(arrays)
+    )
     for name, entry in tensors.items():
         assert loaded.tensors[name].keys() == entry.keys()
         for key, tensor in entry.items():
-            assert torch.equal(loaded.tensors[name][key], tensor) and loaded.tensors[name][key].dtype == tensor.dtype
+            assert (
+                torch.equal(loaded.tensors[name][key], tensor)
+                and loaded.tensors[name][key].dtype == tensor.dtype
+            )
     for name, table in arrays.items():
         assert loaded.arrays[name].keys() == table.keys()
         for key, array in table.items():
-            assert np.array_equal(loaded.arrays[name][key], array) and loaded.arrays[name][key].dtype == array.dtype
+            assert (
+                np.array_equal(loaded.arrays[name][key], array)
+                and loaded.arrays[name][key].dtype == array.dtype
+            )
 
 
 def test_saving_again_replaces(tmp_path):
     save(tmp_path / "c", states={"a": 1, "only": 2})
     save(tmp_path / "c", states={"a": 3})
-    assert load_checkpoint(tmp_path / "c").states == {"a": 3} and verify_checkpoint(tmp_path / "c") is None
+    assert (
+        load_checkpoint(tmp_path / "c").states == {"a": 3}
+        and verify_checkpoint(tmp_path / "c") is None
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
@@ -102,7 +138,9 @@ def test_weights_are_loaded_in_place(tmp_path, dtype):
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == places
     assert {name: id(p) for name, p in model.named_parameters()} == objects
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True)
+    )
     assert all(p.requires_grad for p in model.parameters())
 
 
@@ -111,15 +149,25 @@ def test_weights_in_several_files_are_loaded(tmp_path):
     saved.save_pretrained(tmp_path / "c", max_shard_size="2KB")
     assert len(list((tmp_path / "c").glob("model-*.safetensors"))) > 1
     load_weights_into(model, tmp_path / "c")
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True)
+    )
 
 
 def mixture(seed: int) -> MixtralForCausalLM:
     torch.manual_seed(seed)
     config = MixtralConfig(
-        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=2, max_position_embeddings=16, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     return MixtralForCausalLM(config)
 
 
@@ -129,17 +177,23 @@ def test_weights_saved_under_other_names_are_loaded(tmp_path, capfd):
     from safetensors import safe_open
 
     with safe_open(tmp_path / "c" / "model.safetensors", framework="pt") as file:
-        assert not set(file.keys()) <= set(model.state_dict()), "transformers saves experts one by one"
+        assert not set(file.keys()) <= set(model.state_dict()), (
+            "transformers saves experts one by one"
+        )
     places = [p.data_ptr() for p in model.parameters()]
     load_weights_into(model, tmp_path / "c")
     assert places == [p.data_ptr() for p in model.parameters()]
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), saved.parameters(), strict=True)
+    )
     assert capfd.readouterr() == ("", "")
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
     save(tmp_path / "c", small())
-    with pytest.raises(WhetError, match=r"another model: .* is \(.*\) there and \(.*\) in the model"):
+    with pytest.raises(
+        WhetError, match=r"another model: .* is \(.*\) there and \(.*\) in the model"
+    ):
         load_weights_into(small(hidden=24), tmp_path / "c")
     untied = small()
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.clone())
@@ -164,9 +218,18 @@ def rewrite(path: Path, **changes) -> None:
     [
         (lambda c: (c / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda c: (c / "state" / "s.json").unlink(), "state/s.json is missing"),
-        (lambda c: (c / "model.safetensors").write_bytes(b"x"), r"model.safetensors has 1 bytes instead of \d+"),
-        (lambda c: flip_a_byte(c / "model.safetensors"), "model.safetensors was changed or damaged"),
-        (lambda c: flip_a_byte(c / "state" / "t.safetensors"), "state/t.safetensors was changed or damaged"),
+        (
+            lambda c: (c / "model.safetensors").write_bytes(b"x"),
+            r"model.safetensors has 1 bytes instead of \d+",
+        ),
+        (
+            lambda c: flip_a_byte(c / "model.safetensors"),
+            "model.safetensors was changed or damaged",
+        ),
+        (
+            lambda c: flip_a_byte(c / "state" / "t.safetensors"),
+            "state/t.safetensors was changed or damaged",
+        ),
         (lambda c: flip_a_byte(c / "state" / "a.npz"), "state/a.npz was changed or damaged"),
         (lambda c: (c / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda c: (c / "manifest.json").write_bytes(b"\xff\x00{"), "manifest.json is unreadable"),
@@ -174,9 +237,18 @@ def rewrite(path: Path, **changes) -> None:
         (lambda c: (c / "manifest.json").write_text("{}"), "manifest.json is unreadable"),
         (lambda c: rewrite(c / "manifest.json", files=[1]), "manifest.json is unreadable"),
         (lambda c: rewrite(c / "manifest.json", files={"a": 1}), "manifest.json is unreadable"),
-        (lambda c: rewrite(c / "manifest.json", format=FORMAT + 1, files=7), "newer whet .format 2, .* up to 1"),
-        (lambda c: (c / "pytorch_model.bin").write_bytes(b""), "pytorch_model.bin, and files that run code"),
-        (lambda c: (c / "state" / "optimizer.pt").write_bytes(b""), "optimizer.pt, and files that run code"),
+        (
+            lambda c: rewrite(c / "manifest.json", format=FORMAT + 1, files=7),
+            "newer whet .format 2, .* up to 1",
+        ),
+        (
+            lambda c: (c / "pytorch_model.bin").write_bytes(b""),
+            "pytorch_model.bin, and files that run code",
+        ),
+        (
+            lambda c: (c / "state" / "optimizer.pt").write_bytes(b""),
+            "optimizer.pt, and files that run code",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, harm, words):
@@ -195,7 +267,10 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, harm, words):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    assert verify_checkpoint(tmp_path / "nowhere") == "manifest.json is missing, so it was never finished"
+    assert (
+        verify_checkpoint(tmp_path / "nowhere")
+        == "manifest.json is missing, so it was never finished"
+    )
     with pytest.raises(WhetError, match=r"nowhere cannot be read: manifest.json is missing"):
         load_checkpoint(tmp_path / "nowhere")
 
@@ -252,7 +327,9 @@ def test_a_full_disk_costs_only_the_new_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(WhetError, match=r"no space left .* everything saved before is untouched"):
         save(tmp_path / "c", small(), states={"a": 2})
     monkeypatch.undo()
-    assert verify_checkpoint(tmp_path / "c") is None and load_checkpoint(tmp_path / "c").states == {"a": 1}
+    assert verify_checkpoint(tmp_path / "c") is None and load_checkpoint(tmp_path / "c").states == {
+        "a": 1
+    }
     assert [p.name for p in tmp_path.iterdir()] == ["c"], "the space is given back"
 
 
@@ -260,9 +337,17 @@ def test_an_interrupted_save_is_not_seen_and_does_not_hinder_the_next(tmp_path):
     save(tmp_path / "c", states={"a": 1})
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(
-            tmp_path / "c", model=small(), tokenizer=None, tensors={}, arrays={"x": Interrupts()}, states={}
+            tmp_path / "c",
+            model=small(),
+            tokenizer=None,
+            tensors={},
+            arrays={"x": Interrupts()},
+            states={},
         )
-    assert load_checkpoint(tmp_path / "c").states == {"a": 1} and verify_checkpoint(tmp_path / "c") is None
+    assert (
+        load_checkpoint(tmp_path / "c").states == {"a": 1}
+        and verify_checkpoint(tmp_path / "c") is None
+    )
     save(tmp_path / "c", states={"a": 2})
     assert load_checkpoint(tmp_path / "c").states == {"a": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
@@ -278,7 +363,9 @@ def test_a_full_disk_in_transformers_gives_the_same_sentence(tmp_path, monkeypat
     from safetensors import SafetensorError
 
     def full(*_, **__):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(modeling, "safe_save_file", full)
     with pytest.raises(WhetError, match="no space left"):

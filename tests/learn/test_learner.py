@@ -24,11 +24,14 @@ def padded_log_probs(model, encoder, rollouts):
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    heat = torch.tensor([r.sampling.temperature for r in rollouts], dtype=torch.float64)[:, None, None]
+    heat = torch.tensor([r.sampling.temperature for r in rollouts], dtype=torch.float64)[
+        :, None, None
+    ]
     lp = (model(input_ids=ids, attention_mask=mask, use_cache=False).logits / heat).log_softmax(-1)
     entropy = -(lp.exp() * lp).sum(-1)
     cut = [
-        (i, torch.arange(len(row) - r.length, len(row))) for i, (row, r) in enumerate(zip(rows, rollouts, strict=True))
+        (i, torch.arange(len(row) - r.length, len(row)))
+        for i, (row, r) in enumerate(zip(rows, rollouts, strict=True))
     ]
     return [lp[i, at - 1, ids[i, at]] for i, at in cut], [entropy[i, at - 1] for i, at in cut]
 
@@ -40,7 +43,9 @@ def close(got, want):
 
 
 @pytest.mark.parametrize("pack_tokens", [16, 40, 4096])
-def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, encoder, pack_tokens, monkeypatch):
+def test_grpo_with_kl_and_entropy_equals_the_plain_formula(
+    model, batch_of, encoder, pack_tokens, monkeypatch
+):
     """Packed, chunked and micro-batched against one padded forward, in fp64; loss and every gradient."""
     kl, entropy, cap = 0.3, 0.05, 1.4
     batch = batch_of(MIXED, temperature=0.7)
@@ -70,11 +75,19 @@ def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, enco
             tokens = -w * ratio * a[j] + kl * (d.exp() - d - 1) - entropy * entropies[i]
             total = total + tokens.mean() / len(group) / len(batch.groups)
             i += 1
-    want = dict(zip(grads, torch.autograd.grad(total, [learner.optimizer.masters[n] for n in grads]), strict=True))
+    want = dict(
+        zip(
+            grads,
+            torch.autograd.grad(total, [learner.optimizer.masters[n] for n in grads]),
+            strict=True,
+        )
+    )
     close(grads, want)
     assert metrics["learn/loss"] == pytest.approx(float(total.detach()), rel=1e-9)
     every = torch.cat(lps).detach()
-    gap = (every - torch.tensor(np.concatenate([r.trace.log_probs for r in flat]), dtype=torch.float64)).abs()
+    gap = (
+        every - torch.tensor(np.concatenate([r.trace.log_probs for r in flat]), dtype=torch.float64)
+    ).abs()
     assert metrics["learn/mismatch"] == pytest.approx(float(gap.mean()))
     assert metrics["learn/mismatch_max"] == pytest.approx(float(gap.max()))
     assert metrics["learn/entropy"] == pytest.approx(float(torch.cat(entropies).detach().mean()))
@@ -89,7 +102,9 @@ def test_entropies_of_tokens_are_those_before_the_update(model, batch_of, encode
     flat = [r for g in batch.groups for r in g.rollouts]
     with torch.no_grad():
         _, want = padded_log_probs(model, encoder, flat)
-    learner = Learner(model, Learn(estimator="grpo", updates=2, pack_tokens=40, lr=1e-2), encode=encoder)
+    learner = Learner(
+        model, Learn(estimator="grpo", updates=2, pack_tokens=40, lr=1e-2), encode=encoder
+    )
     assert learner.entropies([r.key for r in flat]) == {}
     learner.step(batch)
     found = learner.entropies([(99, 0), *(r.key for r in flat)])
@@ -98,22 +113,32 @@ def test_entropies_of_tokens_are_those_before_the_update(model, batch_of, encode
         np.testing.assert_allclose(found[rollout.key], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"])
+@pytest.mark.parametrize(
+    "estimator", ["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"]
+)
 @pytest.mark.filterwarnings("ignore:larger groups weigh more")
 def test_micro_batches_do_not_change_the_gradient(model, batch_of, encoder, estimator):
     batch = batch_of(MIXED)
-    whole, metrics = gradient_of(Learner(model, Learn(estimator=estimator, pack_tokens=4096), encode=encoder), batch)
-    cut, again = gradient_of(Learner(model, Learn(estimator=estimator, pack_tokens=16), encode=encoder), batch)
+    whole, metrics = gradient_of(
+        Learner(model, Learn(estimator=estimator, pack_tokens=4096), encode=encoder), batch
+    )
+    cut, again = gradient_of(
+        Learner(model, Learn(estimator=estimator, pack_tokens=16), encode=encoder), batch
+    )
     close(cut, whole)
     assert again.keys() == metrics.keys()
     assert again["learn/loss"] == pytest.approx(metrics["learn/loss"])
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"])
-def test_no_spread_gives_exactly_no_policy_gradient(model, batch_of, encoder, estimator, monkeypatch):
+def test_no_spread_gives_exactly_no_policy_gradient(
+    model, batch_of, encoder, estimator, monkeypatch
+):
     """With the entropy bonus on, such rollouts do run; then only the bonus moves the weights."""
     batch = batch_of([[0.1, 0.1, 0.1], [1.0, 1.0, 1.0]])
-    bonus, metrics = gradient_of(Learner(model, Learn(estimator=estimator, entropy_coef=0.5), encode=encoder), batch)
+    bonus, metrics = gradient_of(
+        Learner(model, Learn(estimator=estimator, entropy_coef=0.5), encode=encoder), batch
+    )
     assert metrics["learn/rollouts"] == 6
     monkeypatch.setattr(losses, "CAP", 9.0)
     other = Learner(model, Learn(estimator=estimator, entropy_coef=0.5), encode=encoder)
@@ -124,7 +149,9 @@ def test_no_spread_gives_exactly_no_policy_gradient(model, batch_of, encoder, es
 
 
 def test_reinforce_learns_without_spread(model, batch_of, encoder):
-    _, metrics = gradient_of(Learner(model, Learn(estimator="reinforce"), encode=encoder), batch_of([[1.0, 1.0]]))
+    _, metrics = gradient_of(
+        Learner(model, Learn(estimator="reinforce"), encode=encoder), batch_of([[1.0, 1.0]])
+    )
     assert metrics["learn/grad_norm"] > 0
     assert metrics["learn/signal_share"] == 1.0
 
@@ -133,7 +160,9 @@ def test_rollouts_without_advantage_are_not_run_and_do_not_matter(model, batch_o
     """Leaving them out is exact: the same gradient as with a vanishing entropy bonus, which makes all run."""
     batch = batch_of(MIXED)
     few, metrics = gradient_of(Learner(model, Learn(estimator="dr_grpo"), encode=encoder), batch)
-    every, all_of = gradient_of(Learner(model, Learn(estimator="dr_grpo", entropy_coef=1e-300), encode=encoder), batch)
+    every, all_of = gradient_of(
+        Learner(model, Learn(estimator="dr_grpo", entropy_coef=1e-300), encode=encoder), batch
+    )
     assert metrics["learn/rollouts"] == 3 + 4
     assert all_of["learn/rollouts"] == 3 + 2 + 4 + 3
     close(few, every)
@@ -146,7 +175,9 @@ def test_a_batch_without_signal_takes_no_step_but_is_a_version(model, batch_of, 
     report = learner.step(batch_of([[1.0, 1.0], [0.0, 0.0]]))
     assert (learner.version, learner.updates) == (2, 1)
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
-    assert all(torch.equal(t, learner.tensors()["optimizer"][n]) for n, t in state["optimizer"].items())
+    assert all(
+        torch.equal(t, learner.tensors()["optimizer"][n]) for n, t in state["optimizer"].items()
+    )
     assert report.metrics["learn/tokens"] == 0
     assert report.metrics["learn/signal_share"] == 0.0
     assert report.metrics["learn/grad_norm"] == 0.0
@@ -187,8 +218,12 @@ def test_checkpointing_changes_nothing(model_of, batch_of, encoder):
     results = {}
     for on in (False, True):
         model = model_of()
-        learner = Learner(model, config.model_copy(update={"checkpoint_activations": on}), encode=encoder)
-        model.model.layers[0].mlp.register_forward_pre_hook(lambda *a, on=on: calls.__setitem__(on, calls[on] + 1))
+        learner = Learner(
+            model, config.model_copy(update={"checkpoint_activations": on}), encode=encoder
+        )
+        model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda *a, on=on: calls.__setitem__(on, calls[on] + 1)
+        )
         report = learner.step(batch)
         results[on] = report.metrics, model.state_dict()
     assert calls[True] > calls[False]  # computed again in the backward pass
@@ -200,7 +235,11 @@ def test_checkpointing_changes_nothing(model_of, batch_of, encoder):
 def test_two_updates_use_the_log_probs_from_before_the_first(model, batch_of, encoder):
     """The second gradient is -w r A grad lp with r = exp(lp - lp_old) no longer 1, tokens out of bounds held back."""
     batch = batch_of([[1.0, 0.0]], log_prob=-2.0)
-    learner = Learner(model, Learn(estimator="dr_grpo", updates=2, lr=0.02, warmup=0, clip_low=0.05), encode=encoder)
+    learner = Learner(
+        model,
+        Learn(estimator="dr_grpo", updates=2, lr=0.02, warmup=0, clip_low=0.05),
+        encode=encoder,
+    )
     rollouts = list(batch.groups[0].rollouts)
     with torch.no_grad():
         old, _ = padded_log_probs(model, encoder, rollouts)
@@ -208,7 +247,12 @@ def test_two_updates_use_the_log_probs_from_before_the_first(model, batch_of, en
     step = learner.optimizer.step
 
     def watch(lr, norm):
-        seen.append(({n: p.grad.clone() for n, p in learner.optimizer.masters.items()}, copy.deepcopy(model)))
+        seen.append(
+            (
+                {n: p.grad.clone() for n, p in learner.optimizer.masters.items()},
+                copy.deepcopy(model),
+            )
+        )
         step(lr, norm)
 
     learner.optimizer.step = watch
@@ -239,19 +283,27 @@ def test_two_parts_of_a_batch_are_two_batches(model_of, batch_of, encoder):
         with torch.no_grad():
             drawn, _ = padded_log_probs(models[0], encoder, group.rollouts)
         traces = [
-            dataclasses.replace(r.trace, log_probs=lp.numpy()) for r, lp in zip(group.rollouts, drawn, strict=True)
+            dataclasses.replace(r.trace, log_probs=lp.numpy())
+            for r, lp in zip(group.rollouts, drawn, strict=True)
         ]
-        rollouts = tuple(dataclasses.replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+        rollouts = tuple(
+            dataclasses.replace(r, trace=trace)
+            for r, trace in zip(group.rollouts, traces, strict=True)
+        )
         groups.append(dataclasses.replace(group, rollouts=rollouts))
     settings = {"estimator": "dr_grpo", "lr": 1e-3, "warmup": 0, "clip_low": 0.9, "clip_high": 9.0}
     whole = Learner(models[0], Learn(**settings, minibatches=2), encode=encoder)
     report = whole.step(dataclasses.replace(batch, groups=tuple(groups)))
     assert (whole.version, whole.updates) == (1, 2)
-    assert report.metrics["learn/importance_mean"] == pytest.approx(1.0), "all is drawn from the policy before"
+    assert report.metrics["learn/importance_mean"] == pytest.approx(1.0), (
+        "all is drawn from the policy before"
+    )
     apart = Learner(models[1], Learn(**settings), encode=encoder)
     for group in groups:
         apart.step(dataclasses.replace(batch, groups=(group,)))
-    for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+    for (name, ours), theirs in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11, msg=name)
     moved = [
         float((p - q).detach().abs().max())
@@ -314,7 +366,9 @@ def test_the_reference_stays_until_it_is_reset(model, batch_of, encoder):
     assert moved > 1e-6
     assert all(torch.equal(t, first[n]) for n, t in learner.tensors()["reference"].items())
     address = next(learner._reference.parameters()).data_ptr()
-    assert learner.step(batch_of(MIXED, reset_reference=True)).metrics["learn/kl"] == pytest.approx(0.0, abs=1e-12)
+    assert learner.step(batch_of(MIXED, reset_reference=True)).metrics["learn/kl"] == pytest.approx(
+        0.0, abs=1e-12
+    )
     assert next(learner._reference.parameters()).data_ptr() == address
 
 
@@ -323,7 +377,9 @@ def test_reset_optimizer_forgets_the_moments(model, batch_of, encoder):
     for _ in range(3):
         learner.step(batch_of(MIXED))
     learner.step(batch_of(MIXED, reset_optimizer=True))
-    assert {float(t) for n, t in learner.tensors()["optimizer"].items() if n.startswith("step.")} == {1.0}
+    assert {
+        float(t) for n, t in learner.tensors()["optimizer"].items() if n.startswith("step.")
+    } == {1.0}
     assert learner.updates == 4
 
 
@@ -340,9 +396,14 @@ def test_resumed_training_is_bit_identical(model_of, batch_of, encoder, dtype, t
         straight.step(batch_of(FEW, seed=i), progress=i / 4)
     straight.pack_tokens = 32
     kinds = straight.tensors()
-    assert set(kinds) == {"optimizer", "reference"} | ({"masters"} if dtype == torch.bfloat16 else set())
+    assert set(kinds) == {"optimizer", "reference"} | (
+        {"masters"} if dtype == torch.bfloat16 else set()
+    )
     for kind, tensors in {**kinds, "live": dict(straight.model.named_parameters())}.items():
-        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, tmp_path / f"{kind}.safetensors")
+        save_file(
+            {n: t.detach().contiguous() for n, t in tensors.items()},
+            tmp_path / f"{kind}.safetensors",
+        )
     state = json.loads(json.dumps(straight.state_dict()))
 
     resumed = Learner(model_of(dtype, seed=9), config, encode=encoder)
@@ -364,13 +425,18 @@ def poison(batch: Batch) -> Batch:
     """Behaviour log-probs that are not numbers, as a broken engine would record."""
     group = batch.groups[0]
     trace = group.rollouts[0].trace
-    bad = dataclasses.replace(group.rollouts[0], trace=dataclasses.replace(trace, log_probs=trace.log_probs * math.nan))
+    bad = dataclasses.replace(
+        group.rollouts[0], trace=dataclasses.replace(trace, log_probs=trace.log_probs * math.nan)
+    )
     return dataclasses.replace(
-        batch, groups=(dataclasses.replace(group, rollouts=(bad, *group.rollouts[1:])), *batch.groups[1:])
+        batch,
+        groups=(dataclasses.replace(group, rollouts=(bad, *group.rollouts[1:])), *batch.groups[1:]),
     )
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_end_the_run(model, batch_of, encoder):
+def test_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_end_the_run(
+    model, batch_of, encoder
+):
     learner = Learner(model, Learn(lr=1e-3), encode=encoder)
     good = batch_of(MIXED)
     learner.step(good)
@@ -464,14 +530,18 @@ def test_rollouts_not_drawn_from_the_policy_are_refused(model, batch_of, encoder
     group = batch.groups[0]
     odd = tuple(dataclasses.replace(r, sampling=sampling) for r in group.rollouts)
     with pytest.raises(WhetError, match=word):
-        Learner(model, Learn(), encode=encoder).step(Batch(groups=(dataclasses.replace(group, rollouts=odd),)))
+        Learner(model, Learn(), encode=encoder).step(
+            Batch(groups=(dataclasses.replace(group, rollouts=odd),))
+        )
 
 
 def test_a_missing_trace_is_refused(model, batch_of, encoder):
     group = batch_of([[1.0, 0.0]]).groups[0]
     bare = tuple(dataclasses.replace(r, trace=None) for r in group.rollouts)
     with pytest.raises(WhetError, match="without its trace"):
-        Learner(model, Learn(), encode=encoder).step(Batch(groups=(dataclasses.replace(group, rollouts=bare),)))
+        Learner(model, Learn(), encode=encoder).step(
+            Batch(groups=(dataclasses.replace(group, rollouts=bare),))
+        )
 
 
 def test_batch_tokens_warns_where_groups_differ_in_size(model, batch_of, encoder):
@@ -505,7 +575,10 @@ def test_it_learns(model_of, batch_of, encoder, estimator):
 
 @pytest.mark.gpu
 def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encoder):
-    batch, config = batch_of(MIXED), Learn(estimator="grpo", kl_coef=0.1, checkpoint_activations=True, updates=2)
+    batch, config = (
+        batch_of(MIXED),
+        Learn(estimator="grpo", kl_coef=0.1, checkpoint_activations=True, updates=2),
+    )
     exact = Learner(model_of(torch.float32), config, encode=encoder)
     model = model_of(torch.float32).to("cuda", torch.bfloat16)
     learner = Learner(model, config, encode=encoder)
@@ -523,7 +596,9 @@ def scores_of(model, encoder, batch):
     found = {}
     for rollout in (r for group in batch.groups for r in group.judged):
         ids = torch.tensor([[*encoder(rollout.prompt_id), *rollout.trace.ids.tolist()]])
-        hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state.detach()
+        hidden = model.get_decoder()(
+            input_ids=ids[:, :-1], use_cache=False
+        ).last_hidden_state.detach()
         bias = torch.zeros(hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)
         lp = (model.lm_head(hidden + bias) / rollout.sampling.temperature).log_softmax(-1)[0]
         chosen = lp.gather(1, ids[0, 1:, None])[-rollout.length :]
@@ -537,7 +612,9 @@ def test_scores_are_those_of_the_rollouts_that_train(model, batch_of, encoder, p
     want = scores_of(model, encoder, batch)
     learner = Learner(model, Learn(pack_tokens=pack_tokens), encode=encoder)
     signals = learner.step(batch, needs={"score"}).signals
-    assert sorted(signals) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 3), (2, 4)], "no advantage, no pass"
+    assert sorted(signals) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 3), (2, 4)], (
+        "no advantage, no pass"
+    )
     for key, signal in signals.items():
         assert signal.keys() == {"score"} and isinstance(signal["score"], np.ndarray)
         assert signal["score"].dtype == np.float32
@@ -552,7 +629,9 @@ def test_scores_are_of_the_weights_before_the_first_update(model, batch_of, enco
     assert signals.keys() == want.keys(), "under KL all judged ones pass through"
     for key, signal in signals.items():
         np.testing.assert_allclose(signal["score"], want[key], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(want[0, 0], scores_of(model, encoder, batch)[0, 0]), "the weights have moved since"
+    assert not np.allclose(want[0, 0], scores_of(model, encoder, batch)[0, 0]), (
+        "the weights have moved since"
+    )
 
 
 def test_asking_for_scores_changes_nothing_else(model_of, batch_of, encoder):

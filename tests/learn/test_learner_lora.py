@@ -52,7 +52,9 @@ def test_only_adapters_are_trained_and_kept(adapted, batch_of, encoder, dtype):
     kinds = learner.tensors()
     assert kinds["reference"].keys() == adapters(model).keys()
     assert {n.partition(".")[2] for n in kinds["optimizer"]} == adapters(model).keys()
-    assert kinds.get("masters", {}).keys() == (adapters(model).keys() if dtype == torch.bfloat16 else set())
+    assert kinds.get("masters", {}).keys() == (
+        adapters(model).keys() if dtype == torch.bfloat16 else set()
+    )
 
 
 def test_the_reference_is_the_model_with_adapters_off(adapted, batch_of, encoder):
@@ -79,7 +81,9 @@ def test_a_reset_reference_is_the_adapters_as_they_are_then(adapted, batch_of, e
     for _ in range(2):
         learner.step(batch_of(MIXED))
     then = logits(model)
-    assert learner.step(batch_of(MIXED, reset_reference=True)).metrics["learn/kl"] == pytest.approx(0.0, abs=1e-12)
+    assert learner.step(batch_of(MIXED, reset_reference=True)).metrics["learn/kl"] == pytest.approx(
+        0.0, abs=1e-12
+    )
     assert torch.equal(logits(learner._reference), then)
     assert learner.step(batch_of(MIXED)).metrics["learn/kl"] > 1e-6
 
@@ -94,7 +98,10 @@ def test_resumed_training_is_bit_identical(adapted, batch_of, encoder, dtype, re
         straight.step(batch_of(FEW, seed=i, reset_reference=reset and i == 1))
     kinds = straight.tensors()
     for kind, tensors in {**kinds, "live": adapters(straight.model)}.items():
-        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, tmp_path / f"{kind}.safetensors")
+        save_file(
+            {n: t.detach().contiguous() for n, t in tensors.items()},
+            tmp_path / f"{kind}.safetensors",
+        )
 
     resumed = Learner(adapted(dtype, seed=9), config, encode=encoder)
     live = load_file(tmp_path / "live.safetensors")
@@ -106,7 +113,9 @@ def test_resumed_training_is_bit_identical(adapted, batch_of, encoder, dtype, re
     for i in range(2, 4):
         reports = [le.step(batch_of(FEW, seed=i)) for le in (straight, resumed)]
         assert reports[0].metrics == reports[1].metrics
-    assert all(torch.equal(p, adapters(resumed.model)[n]) for n, p in adapters(straight.model).items())
+    assert all(
+        torch.equal(p, adapters(resumed.model)[n]) for n, p in adapters(straight.model).items()
+    )
 
 
 def test_activations_computed_again_change_nothing(adapted, batch_of, encoder):
@@ -126,7 +135,13 @@ def test_a_warm_start_trains_the_adapters_alone(adapted, dtype):
     below = copy.deepcopy(frozen(model))
     pairs = [([2, 3], [4, 5, 6, 1]), ([7], [8, 1]), ([9, 10, 11], [12, 13, 1])]
     losses = []
-    warm_start(model, itertools.repeat(pairs), steps=30, lr=2e-2, on_step=lambda _, loss: losses.append(loss))
+    warm_start(
+        model,
+        itertools.repeat(pairs),
+        steps=30,
+        lr=2e-2,
+        on_step=lambda _, loss: losses.append(loss),
+    )
     assert losses[-1] < 0.3 * losses[0]
     assert all(torch.equal(p, below[n]) for n, p in frozen(model).items())
 

@@ -147,7 +147,10 @@ def test_groups_of_two_and_eight_contribute_equally():
     lengths = [rng.integers(1, 30, 2), rng.integers(1, 30, 8)]
     limits = [np.full(2, 32), np.full(8, 32)]
     shares = [
-        float(w @ n) for w, n in zip(token_weights("sequence", lengths, limits, [None, None]), lengths, strict=True)
+        float(w @ n)
+        for w, n in zip(
+            token_weights("sequence", lengths, limits, [None, None]), lengths, strict=True
+        )
     ]
     assert shares == pytest.approx([0.5, 0.5])
     by_size = token_weights("batch_tokens", lengths, limits, [None, None])
@@ -156,7 +159,10 @@ def test_groups_of_two_and_eight_contribute_equally():
 
 def test_a_group_without_judged_rollouts_still_counts():
     weights = token_weights(
-        "sequence", [np.zeros(0, int), np.array([2])], [np.zeros(0, int), np.array([8])], [None, None]
+        "sequence",
+        [np.zeros(0, int), np.array([2])],
+        [np.zeros(0, int), np.array([8])],
+        [None, None],
     )
     assert weights[0].size == 0
     assert weights[1].tolist() == [0.25]

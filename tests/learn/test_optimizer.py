@@ -94,7 +94,11 @@ def test_half_precision_moves_as_fp32_does(dtype):
     in_place = torch.optim.AdamW(naive.parameters(), lr=1e-6, weight_decay=0.0)
     for step in range(50):
         grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(step % 5)).to(dtype)
-        half.weight.grad, full.weight.grad, naive.weight.grad = grad.clone(), grad.float(), grad.clone()
+        half.weight.grad, full.weight.grad, naive.weight.grad = (
+            grad.clone(),
+            grad.float(),
+            grad.clone(),
+        )
         ours.accumulate()
         ours.step(1e-6, 0.0)
         reference.step(1e-6, 0.0)
@@ -108,7 +112,9 @@ def test_half_precision_moves_as_fp32_does(dtype):
     if dtype == torch.bfloat16:
         assert float((naive.weight != start).float().mean()) < 0.05
         with torch.no_grad():
-            lost = (naive.weight.float() - full.weight).norm() / (full.weight - start.float()).norm()
+            lost = (naive.weight.float() - full.weight).norm() / (
+                full.weight - start.float()
+            ).norm()
         assert float(lost) > 0.5
 
 
@@ -127,7 +133,9 @@ def test_micro_batches_add_up_in_fp32():
 def test_load_repeats_bit_for_bit_and_reset_forgets():
     def train(model: nn.Module, adam: AdamW, steps: range) -> None:
         for step in steps:
-            model.weight.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(step)).to(model.weight.dtype)
+            model.weight.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(step)).to(
+                model.weight.dtype
+            )
             adam.accumulate()
             adam.step(1e-2, adam.grad_norm())
 

@@ -27,7 +27,11 @@ def test_a_judged_rollout_without_tokens_is_left_out(batch_of, encoder):
     """An empty response has no token to train, and a sequence weight of 1 / 0 tokens."""
     batch = batch_of([[1.0, 0.0, 0.0]])
     first, *rest = batch.groups[0].rollouts
-    empty = replace(first, length=0, trace=replace(first.trace, **{n: getattr(first.trace, n)[:0] for n in PARTS}))
+    empty = replace(
+        first,
+        length=0,
+        trace=replace(first.trace, **{n: getattr(first.trace, n)[:0] for n in PARTS}),
+    )
     batch = replace(batch, groups=(replace(batch.groups[0], rollouts=(empty, *rest)),))
     samples, signal = make_samples(batch, encoder, ESTIMATORS["dr_grpo"], "sequence")
     assert [s.key for s in samples] == [r.key for r in rest] and signal == 0
@@ -48,7 +52,10 @@ def test_the_overlong_penalty_is_part_of_the_reward(batch_of, encoder):
 def test_a_prompt_is_encoded_once_per_group(batch_of, encoder):
     asked = []
     make_samples(
-        batch_of([[1.0, 0.0, 0.0], [None]]), lambda p: asked.append(p) or encoder(p), ESTIMATORS["rloo"], "constant"
+        batch_of([[1.0, 0.0, 0.0], [None]]),
+        lambda p: asked.append(p) or encoder(p),
+        ESTIMATORS["rloo"],
+        "constant",
     )
     assert asked == ["p0"]
 
@@ -60,5 +67,7 @@ def test_metrics_are_means_over_the_tokens_of_all_packs():
         parts = {"importance": torch.tensor(values), "mismatch": torch.tensor(mismatch)}
         sums.add(torch.tensor(loss), parts)
     found = sums.metrics()
-    assert found["learn/importance_mean"] == pytest.approx(3.0) and found["learn/mismatch"] == pytest.approx(0.2)
+    assert found["learn/importance_mean"] == pytest.approx(3.0) and found[
+        "learn/mismatch"
+    ] == pytest.approx(0.2)
     assert found["learn/loss"] == 0.75 and found["learn/mismatch_max"] == pytest.approx(0.3)

@@ -13,7 +13,12 @@ PAIRS = [([2, 3], [4, 5, 6, 1]), ([7], [8, 1]), ([9, 10, 11], [12, 13, 1])]
 
 def run(model, steps=30, **changes):
     losses = []
-    options = {"steps": steps, "lr": 1e-2, "on_step": lambda step, loss: losses.append((step, loss)), **changes}
+    options = {
+        "steps": steps,
+        "lr": 1e-2,
+        "on_step": lambda step, loss: losses.append((step, loss)),
+        **changes,
+    }
     last = warm_start(model, itertools.repeat(PAIRS), **options)
     return losses, last
 
@@ -28,7 +33,11 @@ def test_the_first_loss_is_the_mean_over_response_tokens(model):
     total = 0.0
     with torch.no_grad():
         for prompt, response in PAIRS:
-            lp = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].log_softmax(-1)
+            lp = (
+                model(input_ids=torch.tensor([prompt + response]), use_cache=False)
+                .logits[0]
+                .log_softmax(-1)
+            )
             total -= sum(float(lp[len(prompt) - 1 + i, token]) for i, token in enumerate(response))
     losses, _ = run(model, steps=1)
     assert losses[0][1] == pytest.approx(total / 9, rel=1e-12)
@@ -36,7 +45,9 @@ def test_the_first_loss_is_the_mean_over_response_tokens(model):
 
 def test_packs_do_not_matter_and_runs_repeat(model_of):
     models = [model_of() for _ in range(3)]
-    whole, again, cut = (run(m, steps=5, pack_tokens=p) for m, p in zip(models, (4096, 4096, 1), strict=True))
+    whole, again, cut = (
+        run(m, steps=5, pack_tokens=p) for m, p in zip(models, (4096, 4096, 1), strict=True)
+    )
     assert whole == again
     assert cut[1] == pytest.approx(whole[1], rel=1e-9)
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):

@@ -35,7 +35,10 @@ SHAPE = {
 }
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
-    "smollm2": (LlamaConfig, {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}),
+    "smollm2": (
+        LlamaConfig,
+        {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36},
+    ),
     "mistral": (MistralConfig, {"sliding_window": WINDOW}),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 12}),
@@ -64,16 +67,21 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }
 
 
-def small(family: str, dtype: torch.dtype = torch.float64, *, tied: bool = False, noise: float = 0.3) -> Any:
+def small(
+    family: str, dtype: torch.dtype = torch.float64, *, tied: bool = False, noise: float = 0.3
+) -> Any:
     """Weights far from their small initial values, so that a leak between sequences shows."""
     kind, changes = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(kind(**{**SHAPE, "tie_word_embeddings": tied, **changes}))
+        model = AutoModelForCausalLM.from_config(
+            kind(**{**SHAPE, "tie_word_embeddings": tied, **changes})
+        )
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p), alpha=noise)
-    for p in model.parameters():  # not model.to(dtype): the rotary buffers stay float32, as in a loaded model
+    # not model.to(dtype): the rotary buffers stay float32, as in a loaded model
+    for p in model.parameters():
         p.data = p.data.to(dtype)
     return model.eval()
 

@@ -14,7 +14,9 @@ from families import SHAPE
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 VOCABULARY = 151_936
-LOUD, CHANNEL, LOUDNESS = 5, 3, 1_000.0  # the token at which a channel is loud
+# the token at which a channel is loud; one of those that forms are compared on
+LOUD = VOCABULARY * 4 // 9
+CHANNEL, LOUDNESS = 3, 1_000.0
 KEY_BIAS, QUERY_BIAS = 200.0, 15.0
 SLOW = 2  # pairs of a head's numbers that have such biases
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
@@ -25,10 +27,16 @@ FORMS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }
 
 
-def real_like(form: str, dtype: torch.dtype = torch.bfloat16, *, vocabulary: int = VOCABULARY) -> Any:
+def real_like(form: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     """A model of three layers."""
     kind, changes = FORMS[form]
-    shape = {**SHAPE, "vocab_size": vocabulary, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": ROPE}
+    shape = {
+        **SHAPE,
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "rope_parameters": ROPE,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(kind(**shape, **changes))
@@ -38,14 +46,16 @@ def real_like(form: str, dtype: torch.dtype = torch.bfloat16, *, vocabulary: int
             for layer in model.model.layers:
                 _bias(layer.self_attn)
             _make_loud(model)
-    for p in model.parameters():  # not model.to(dtype): the rotary buffers stay float32, as in a loaded model
+    # not model.to(dtype): the rotary buffers stay float32, as in a loaded model
+    for p in model.parameters():
         p.data = p.data.to(dtype)
     return model.eval()
 
 
 def _bias(attention: Any) -> None:
     for linear, size in ((attention.k_proj, KEY_BIAS), (attention.q_proj, QUERY_BIAS)):
-        heads = linear.bias.view(-1, 2, attention.head_dim // 2)  # the halves of a pair lie half a head apart
+        # the halves of a pair lie half a head apart
+        heads = linear.bias.view(-1, 2, attention.head_dim // 2)
         slow = heads[..., -SLOW:]
         slow.copy_(size * torch.randn_like(slow).sign())
 
@@ -60,6 +70,8 @@ def _make_loud(model: Any) -> None:
     answer = (2.0 * len(token) ** 0.5) ** 2
     first.mlp.down_proj.weight[:, 0] = 0.0
     first.mlp.down_proj.weight[CHANNEL, 0] = LOUDNESS / answer
-    norms = [layer.input_layernorm for layer in others] + [layer.post_attention_layernorm for layer in others]
+    norms = [layer.input_layernorm for layer in others] + [
+        layer.post_attention_layernorm for layer in others
+    ]
     for norm in (*norms, model.model.norm):
         norm.weight[CHANNEL] = 0.01

@@ -14,7 +14,12 @@ DIM, CONTEXT, SLOTS = 4, 24, 5
 
 
 def plain(
-    query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """One row, one query head at a time; queries are the last of the keys."""
     heads, new, _ = query.shape
@@ -36,11 +41,18 @@ def make_cache(page: int, kv_heads: int, dtype: torch.dtype, device: str = "cpu"
     shapes = [KVShape(kv_heads, DIM, DIM, dtype)]
     if page == 0:
         return Cache(shapes, SLOTS, CONTEXT, torch.device(device))
-    return PagedCache(shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device), False)
+    return PagedCache(
+        shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device), False
+    )
 
 
 def run_all(
-    page: int, ratio: int, window: int | None, softcap: float | None, dtype: torch.dtype, device: str = "cpu"
+    page: int,
+    ratio: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    device: str = "cpu",
 ) -> list[Tensor]:
     """Prefill ragged rows, then decode and prefill in one forward, then decode; outputs in order, padding left out."""
     kv_heads, lengths = 2, [5, 9, 1]
@@ -68,17 +80,29 @@ def run_all(
                 )
                 columns.append((q, k, v))
                 old = done.get(row, (torch.zeros(kv_heads, 0, DIM, dtype=torch.float64),) * 2)
-                done[row] = torch.cat((old[0], k[:, width - n :]), 1), torch.cat((old[1], v[:, width - n :]), 1)
+                done[row] = (
+                    torch.cat((old[0], k[:, width - n :]), 1),
+                    torch.cat((old[1], v[:, width - n :]), 1),
+                )
                 wanted.append((row, q[:, width - n :], width, n))
         packed = [torch.cat(part, 1)[None].to(device, dtype) for part in zip(*columns, strict=True)]
-        out = cache.context(placed).attend(0, *packed, How(0.7, window, softcap), {})[0].double().cpu()
+        out = (
+            cache.context(placed)
+            .attend(0, *packed, How(0.7, window, softcap), {})[0]
+            .double()
+            .cpu()
+        )
         at = 0
         for row, q, width, n in wanted:
             got = out[at + width - n : at + width]
             at += width
             outputs.append(got)
-            tolerance = 1e-12 if dtype == torch.float64 else 1e-5 if dtype == torch.float32 else 3e-2
-            torch.testing.assert_close(got, plain(q, *done[row], 0.7, window, softcap), rtol=0, atol=tolerance)
+            tolerance = (
+                1e-12 if dtype == torch.float64 else 1e-5 if dtype == torch.float32 else 3e-2
+            )
+            torch.testing.assert_close(
+                got, plain(q, *done[row], 0.7, window, softcap), rtol=0, atol=tolerance
+            )
 
     for row, n in enumerate(lengths):
         cache.open(row, n)
@@ -97,7 +121,9 @@ def run_all(
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("ratio", [1, 2, 3])
 @pytest.mark.parametrize("page", [0, 1, 4, 7])
-def test_equals_the_plain_formula(page: int, ratio: int, window: int | None, softcap: float | None) -> None:
+def test_equals_the_plain_formula(
+    page: int, ratio: int, window: int | None, softcap: float | None
+) -> None:
     run_all(page, ratio, window, softcap, torch.float64)
 
 
@@ -114,7 +140,8 @@ def test_rows_of_one_length_need_no_mask() -> None:
     cache.keys[0].normal_(generator=torch.Generator().manual_seed(0))
     cache.values[0].normal_(generator=torch.Generator().manual_seed(1))
     q, k, v = (
-        torch.randn(1, 1, 2, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (2, 3, 4)
+        torch.randn(1, 1, 2, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+        for i in (2, 3, 4)
     )
     for window in (None, 3, 9, math.inf):
         outs = []
@@ -122,7 +149,11 @@ def test_rows_of_one_length_need_no_mask() -> None:
             context = cache.context([(slice(0, 2), np.array([[8], [8]]))])
             assert context.blocks[0].level
             context.blocks[0].level = level
-            outs.append(context.attend(0, q, k, v, How(1.0, None if window is None else int(min(window, 99))), {}))
+            outs.append(
+                context.attend(
+                    0, q, k, v, How(1.0, None if window is None else int(min(window, 99))), {}
+                )
+            )
         torch.testing.assert_close(*outs, rtol=0, atol=0)
 
 
@@ -131,5 +162,7 @@ def test_rows_of_one_length_need_no_mask() -> None:
 @pytest.mark.parametrize("page", [0, 4])
 def test_cuda_equals_cpu(page: int, dtype: torch.dtype) -> None:
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
-    for cpu, cuda in zip(run_all(page, 3, 3, None, dtype), run_all(page, 3, 3, None, dtype, "cuda"), strict=True):
+    for cpu, cuda in zip(
+        run_all(page, 3, 3, None, dtype), run_all(page, 3, 3, None, dtype, "cuda"), strict=True
+    ):
         torch.testing.assert_close(cpu, cuda, rtol=0, atol=tolerance)

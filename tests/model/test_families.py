@@ -17,7 +17,10 @@ from whet.rollout.engine import LocalEngine
 from whet.types import Request, Sampling
 
 CHUNK = 3 * VOCAB
-PROMPTS = {f"p{n}": [(7 * i + n) % (VOCAB - 2) + 2 for i in range(n)] for n in (1, 3, WINDOW + 1, 3 * WINDOW + 2)}
+PROMPTS = {
+    f"p{n}": [(7 * i + n) % (VOCAB - 2) + 2 for i in range(n)]
+    for n in (1, 3, WINDOW + 1, 3 * WINDOW + 2)
+}
 
 
 def packed(model: Any, pairs: Any) -> list[torch.Tensor]:
@@ -62,24 +65,44 @@ def test_log_probs_are_the_models_own(family: str, dtype: torch.dtype) -> None:
 def test_greedy_tokens_are_those_of_generate(family: str, page: int) -> None:
     """Prompts shorter and much longer than the sliding window, and responses that grow past it."""
     model = small(family, torch.float32)
-    engine = LocalEngine(model, encode=PROMPTS.__getitem__, decode=str, seed=0, slots=3, context=64, page=page, pages=0)
+    engine = LocalEngine(
+        model,
+        encode=PROMPTS.__getitem__,
+        decode=str,
+        seed=0,
+        slots=3,
+        context=64,
+        page=page,
+        pages=0,
+    )
     sampling = Sampling(max_tokens=14, temperature=0.0)
-    engine.submit([Request(prompt_id=p, group_id=i, n=1, sampling=sampling) for i, p in enumerate(PROMPTS)])
+    engine.submit(
+        [Request(prompt_id=p, group_id=i, n=1, sampling=sampling) for i, p in enumerate(PROMPTS)]
+    )
     got = {r.prompt_id: r.trace.ids.tolist() for r in engine.collect() if r.trace}
     for name, prompt in PROMPTS.items():
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
         out = model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=14, eos_token_id=None, pad_token_id=0
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=14,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         assert got[name] == out[0, len(prompt) :].tolist()
-    assert len({token for tokens in got.values() for token in tokens}) > 3, "a constant output would prove nothing"
+    assert len({token for tokens in got.values() for token in tokens}) > 3, (
+        "a constant output would prove nothing"
+    )
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_embedding_and_head_are_one_parameter_or_two(family: str, tied: bool, tmp_path: Path) -> None:
+def test_embedding_and_head_are_one_parameter_or_two(
+    family: str, tied: bool, tmp_path: Path
+) -> None:
     """The gradient is autograd's of the plain model, the twin keeps the tie, and so does the saved folder."""
     model, pairs = small(family, tied=tied), some_pairs()
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -91,7 +114,10 @@ def test_embedding_and_head_are_one_parameter_or_two(family: str, tied: bool, tm
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
         assert float(b.abs().max()) > 1e-3
     twin = rollout_twin(model)
-    assert twin.get_input_embeddings().weight is embedding and twin.get_output_embeddings().weight is head
+    assert (
+        twin.get_input_embeddings().weight is embedding
+        and twin.get_output_embeddings().weight is head
+    )
 
     model = small(family, torch.float32, tied=tied)
     save_checkpoint(tmp_path / "c", model=model, tokenizer=None, tensors={}, arrays={}, states={})

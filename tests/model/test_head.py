@@ -73,7 +73,12 @@ def case(**changes: Any) -> tuple[Head, torch.Tensor, torch.Tensor, torch.Tensor
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
     head = Head(draw(23, 6).requires_grad_(), draw(23).requires_grad_(), **changes)
     targets = torch.randint(23, (11,), generator=g)
-    return head, draw(11, 6).requires_grad_(), targets, torch.rand(11, generator=g, dtype=torch.float64) + 0.5
+    return (
+        head,
+        draw(11, 6).requires_grad_(),
+        targets,
+        torch.rand(11, generator=g, dtype=torch.float64) + 0.5,
+    )
 
 
 def gradients(head: Head, hidden: torch.Tensor, *parts: torch.Tensor) -> list[torch.Tensor]:
@@ -121,7 +126,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
+        self.numel = max(
+            [self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))]
+        )
         return out
 
 
@@ -132,7 +139,11 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(entropy_grad):
     hidden = torch.randn(tokens, width, requires_grad=True)
     with Largest() as seen:
         lp, entropy = log_probs(
-            hidden, head, torch.zeros(tokens, dtype=torch.long), entropy_grad=entropy_grad, chunk=rows * vocab
+            hidden,
+            head,
+            torch.zeros(tokens, dtype=torch.long),
+            entropy_grad=entropy_grad,
+            chunk=rows * vocab,
         )
         (lp.sum() + entropy.sum()).backward()
     assert rows * vocab <= seen.numel < 2 * rows * vocab
@@ -162,7 +173,10 @@ def test_scales_by_name():
     for changes, scale in [
         ({"logits_scaling": 4.0}, 0.25),
         ({"logits_scaling": 4.0, "model_type": "hyperclovax"}, 4.0),
-        ({"lm_head_multiplier": FalconH1Config().lm_head_multiplier}, FalconH1Config().lm_head_multiplier),
+        (
+            {"lm_head_multiplier": FalconH1Config().lm_head_multiplier},
+            FalconH1Config().lm_head_multiplier,
+        ),
     ]:
         for name, value in changes.items():
             setattr(model.config, name, value)
@@ -214,7 +228,8 @@ def test_scores_equal_those_of_the_models_own_logits(family):
     model = small(family)
     ids = torch.arange(2, 22)[None] * 7 % 35 + 2
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    shift = torch.zeros(2, hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)  # one bias per response
+    # one bias per response
+    shift = torch.zeros(2, hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)
     shifted = hidden[0].detach() + shift.repeat_interleave(torch.tensor([8, 12]), 0)
     targets = ids[0].flip(0)
     own = model.lm_head(shifted) * head_of(model).scale
@@ -222,7 +237,9 @@ def test_scores_equal_those_of_the_models_own_logits(family):
         own = torch.tanh(own / cap) * cap
     torch.testing.assert_close(own.detach(), head_of(model).logits(shifted).detach())
     (want,) = torch.autograd.grad(own.log_softmax(-1).gather(1, targets[:, None]).sum(), shift)
-    torch.testing.assert_close(score_sums(hidden[0], head_of(model), targets, [8, 12], chunk=37 * 5), want)
+    torch.testing.assert_close(
+        score_sums(hidden[0], head_of(model), targets, [8, 12], chunk=37 * 5), want
+    )
 
 
 def test_scores_by_hand():
@@ -230,16 +247,33 @@ def test_scores_by_hand():
 
     At temperature 2 half of that. A response of both words scores zero.
     """
-    head, hidden, targets = Head(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])
-    assert score_sums(hidden, head, targets, [1, 1, 2]).tolist() == [[0.5, -1.0], [0.5, -1.0], [0.0, 0.0]]
-    assert score_sums(hidden, head, targets, [2, 1, 1], 2.0).tolist() == [[0.5, -1.0], [0.25, -0.5], [-0.25, 0.5]]
+    head, hidden, targets = (
+        Head(torch.tensor([[1.0, 0.0], [0.0, 2.0]])),
+        torch.zeros(4, 2),
+        torch.tensor([0, 0, 0, 1]),
+    )
+    assert score_sums(hidden, head, targets, [1, 1, 2]).tolist() == [
+        [0.5, -1.0],
+        [0.5, -1.0],
+        [0.0, 0.0],
+    ]
+    assert score_sums(hidden, head, targets, [2, 1, 1], 2.0).tolist() == [
+        [0.5, -1.0],
+        [0.25, -0.5],
+        [-0.25, 0.5],
+    ]
 
 
 def test_scores_never_make_tokens_times_vocabulary():
     tokens, vocab, width, rows = 200, 1000, 8, 16
-    head, hidden = Head(torch.randn(vocab, width, requires_grad=True)), torch.randn(tokens, width, requires_grad=True)
+    head, hidden = (
+        Head(torch.randn(vocab, width, requires_grad=True)),
+        torch.randn(tokens, width, requires_grad=True),
+    )
     with Largest() as seen:
-        score_sums(hidden, head, torch.zeros(tokens, dtype=torch.long), [1] * tokens, chunk=rows * vocab)
+        score_sums(
+            hidden, head, torch.zeros(tokens, dtype=torch.long), [1] * tokens, chunk=rows * vocab
+        )
     assert rows * vocab <= seen.numel < 2 * rows * vocab
 
 

@@ -34,7 +34,10 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 def save(folder: Path, dtype: torch.dtype = torch.float32, model: Any = None) -> PreTrainedModel:
-    model = model or tiny_model(len(TOKENIZER), hidden=12, layers=1, heads=3, context=32, dtype=dtype).eval()
+    model = (
+        model
+        or tiny_model(len(TOKENIZER), hidden=12, layers=1, heads=3, context=32, dtype=dtype).eval()
+    )
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return model
@@ -66,7 +69,9 @@ def put(hub: Path, repo: str, sha: str = SHA, ref: str | None = "main") -> Path:
 
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float64"])
-def test_weights_of_either_type_load_as_either(tmp_path: Path, saved: torch.dtype, wanted: str) -> None:
+def test_weights_of_either_type_load_as_either(
+    tmp_path: Path, saved: torch.dtype, wanted: str
+) -> None:
     model = save(tmp_path / "m", saved)
     again = load(tmp_path / "m", dtype=wanted)
     assert {str(p.dtype) for p in again.parameters()} == {f"torch.{wanted}"}
@@ -74,7 +79,9 @@ def test_weights_of_either_type_load_as_either(tmp_path: Path, saved: torch.dtyp
         assert torch.equal(mine, theirs.to(mine.dtype))
     assert again.lm_head.weight is again.model.embed_tokens.weight
     for (name, mine), theirs in zip(again.named_buffers(), model.buffers(), strict=True):
-        assert mine.dtype == torch.float32 and torch.equal(mine, theirs), f"{name}: rotary angles need fp32"
+        assert mine.dtype == torch.float32 and torch.equal(mine, theirs), (
+            f"{name}: rotary angles need fp32"
+        )
 
 
 def test_a_soft_cap_is_not_lost(tmp_path: Path) -> None:
@@ -161,14 +168,18 @@ def refusing_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[di
         (400, "", "hub cannot be reached"),
     ],
 )
-def test_what_the_hub_says_is_one_sentence(refusing_hub: dict[str, Any], status: int, code: str, words: str) -> None:
+def test_what_the_hub_says_is_one_sentence(
+    refusing_hub: dict[str, Any], status: int, code: str, words: str
+) -> None:
     refusing_hub.update(status=status, code=code)
     with pytest.raises(WhetError, match=words) as raised:
         resolve_model("org/name@v9")
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "a/b/c", "/no/such/folder", "org/na me", "../up", "https://x/y"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "a/b/c", "/no/such/folder", "org/na me", "../up", "https://x/y"]
+)
 def test_other_names_are_refused_without_any_request(name: str) -> None:
     with pytest.raises(WhetError, match="no model folder at"):
         check_model(Model(name=name))
@@ -180,9 +191,9 @@ def write_config(folder: Path, **changes: Any) -> None:
 
 
 def bloom(folder: Path) -> None:
-    BloomConfig(vocab_size=32, hidden_size=24, n_layer=1, n_head=2, architectures=["BloomForCausalLM"]).save_pretrained(
-        folder
-    )
+    BloomConfig(
+        vocab_size=32, hidden_size=24, n_layer=1, n_head=2, architectures=["BloomForCausalLM"]
+    ).save_pretrained(folder)
 
 
 def lose_a_weight(folder: Path) -> None:
@@ -195,25 +206,35 @@ def lose_a_weight(folder: Path) -> None:
     ("harm", "words"),
     [
         (lambda f: (f / "config.json").unlink(), "holds no config.json"),
-        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "reads no pickled weights"),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+            "reads no pickled weights",
+        ),
         (lambda f: (f / "config.json").write_text("{"), "cannot be loaded"),
         (lambda f: write_config(f, model_type="nosuch"), "cannot be loaded"),
         (lambda f: write_config(f, num_attention_heads="many"), "cannot be loaded"),
-        (lambda f: write_config(f, quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+        (
+            lambda f: write_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+            "quantised",
+        ),
         (bloom, "attention be replaced"),
         (
-            lambda f: Gemma3Config(text_config=SHAPE, architectures=["Gemma3ForConditionalGeneration"]).save_pretrained(
-                f
-            ),
+            lambda f: Gemma3Config(
+                text_config=SHAPE, architectures=["Gemma3ForConditionalGeneration"]
+            ).save_pretrained(f),
             "text-only",
         ),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said_before_weights_are_loaded(tmp_path: Path, harm: Any, words: str) -> None:
+def test_what_is_wrong_with_a_folder_is_said_before_weights_are_loaded(
+    tmp_path: Path, harm: Any, words: str
+) -> None:
     save(tmp_path)
     check_model(Model(name=str(tmp_path)))
     harm(tmp_path)
-    (tmp_path / "model.safetensors").is_file() and (tmp_path / "model.safetensors").write_bytes(b"not even looked at")
+    (tmp_path / "model.safetensors").is_file() and (tmp_path / "model.safetensors").write_bytes(
+        b"not even looked at"
+    )
     with pytest.raises(WhetError, match=words) as raised:
         check_model(Model(name=str(tmp_path)))
     assert "\n" not in str(raised.value)

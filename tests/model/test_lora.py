@@ -18,7 +18,14 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
 from whet.model.head import head_of, log_probs
-from whet.model.load import check_model, load_model, load_tokenizer, locate_model, tiny_model, tiny_tokenizer
+from whet.model.load import (
+    check_model,
+    load_model,
+    load_tokenizer,
+    locate_model,
+    tiny_model,
+    tiny_tokenizer,
+)
 from whet.model.lora import add_lora, base_name, is_lora, load_lora, merge_lora
 from whet.model.packing import check_packing, hidden_states, make_packs, packed_attention
 from whet.rollout.engine import LocalEngine
@@ -30,7 +37,11 @@ TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def adapted(
-    family: str = "llama", dtype: torch.dtype = torch.float32, settings: Lora = RANK, *, tied: bool = True
+    family: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    settings: Lora = RANK,
+    *,
+    tied: bool = True,
 ) -> Any:
     model = small(family, dtype, tied=tied)
     add_lora(model, settings, "org/base@abc")
@@ -59,7 +70,9 @@ def test_fresh_adapters_change_nothing_and_alone_are_trained() -> None:
     plain, model = small("llama", torch.float32, tied=True), adapted()
     assert is_lora(model) and not is_lora(plain)
     assert torch.equal(logits(model), logits(plain))
-    assert trained(model) and all(".lora_A." in name or ".lora_B." in name for name in trained(model))
+    assert trained(model) and all(
+        ".lora_A." in name or ".lora_B." in name for name in trained(model)
+    )
     layers = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(model)}
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     q = model.model.layers[0].self_attn.q_proj
@@ -106,14 +119,23 @@ def test_rollouts_equal_generate_also_after_a_step(family: str) -> None:
 
     def check() -> list[list[int]]:
         sampling = Sampling(max_tokens=12, temperature=0.0)
-        got = engine.generate([Request(prompt_id=p, group_id=i, n=1, sampling=sampling) for i, p in enumerate(prompts)])
+        got = engine.generate(
+            [
+                Request(prompt_id=p, group_id=i, n=1, sampling=sampling)
+                for i, p in enumerate(prompts)
+            ]
+        )
         out = []
         for rollout in got:
             ids = torch.tensor([prompts[rollout.prompt_id]])
             want = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=None,
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=12,
+                eos_token_id=None,
                 pad_token_id=0,
-            )  # fmt: skip
+            )
             assert rollout.trace is not None
             assert rollout.trace.ids.tolist() == want[0, ids.shape[1] :].tolist()
             out.append(rollout.trace.ids.tolist())
@@ -155,7 +177,9 @@ def test_packed_gradients_of_adapters_are_autograds(checkpoint: bool, dtype: tor
 
 
 def save_base(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    tiny_model(len(TOKENIZER), hidden=12, layers=1, heads=3, context=32, dtype=dtype).save_pretrained(folder)
+    tiny_model(
+        len(TOKENIZER), hidden=12, layers=1, heads=3, context=32, dtype=dtype
+    ).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 
@@ -170,7 +194,9 @@ def save(folder: Path, model: Any, tokenizer: Any = TOKENIZER) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_is_a_peft_folder_and_loads_again(tmp_path: Path, dtype: str, capfd: Any) -> None:
+def test_a_checkpoint_is_a_peft_folder_and_loads_again(
+    tmp_path: Path, dtype: str, capfd: Any
+) -> None:
     base = save_base(tmp_path / "base")
     model = load(base, rank=4, dtype=dtype)
     stir(model)
@@ -183,12 +209,19 @@ def test_a_checkpoint_is_a_peft_folder_and_loads_again(tmp_path: Path, dtype: st
     assert stored["base_model_name_or_path"] == str(base)
 
     again = load(tmp_path / "c", dtype=dtype)
-    assert torch.equal(logits(again), logits(model)) and trained(again).keys() == trained(model).keys()
+    assert (
+        torch.equal(logits(again), logits(model)) and trained(again).keys() == trained(model).keys()
+    )
     assert all(torch.equal(p, trained(model)[name]) for name, p in trained(again).items())
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "c", autocast_adapter_dtype=False).eval()
+    theirs = peft.PeftModel.from_pretrained(
+        plain, tmp_path / "c", autocast_adapter_dtype=False
+    ).eval()
     assert torch.equal(logits(theirs), logits(model)), "peft itself reads it"
-    assert load_tokenizer(Model(name=str(tmp_path / "c")), "")("1+1").input_ids == TOKENIZER("1+1").input_ids
+    assert (
+        load_tokenizer(Model(name=str(tmp_path / "c")), "")("1+1").input_ids
+        == TOKENIZER("1+1").input_ids
+    )
 
     save(tmp_path / "d", again)
     assert (
@@ -220,7 +253,9 @@ def test_saved_adapters_are_put_back_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "phi"])
-def test_merged_weights_compute_the_same_and_are_a_plain_folder(tmp_path: Path, family: str) -> None:
+def test_merged_weights_compute_the_same_and_are_a_plain_folder(
+    tmp_path: Path, family: str
+) -> None:
     model = adapted(family)
     stir(model)
     want = logits(model)
@@ -229,8 +264,12 @@ def test_merged_weights_compute_the_same_and_are_a_plain_folder(tmp_path: Path, 
     assert not is_lora(plain) and not any("lora" in name for name, _ in plain.named_parameters())
     assert all(p.requires_grad for p in plain.parameters())
     plain.save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors").is_file() and not (tmp_path / "adapter_config.json").exists()
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=model.config._attn_implementation).eval()
+    assert (tmp_path / "model.safetensors").is_file() and not (
+        tmp_path / "adapter_config.json"
+    ).exists()
+    again = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=model.config._attn_implementation
+    ).eval()
     assert torch.equal(logits(again), logits(plain))
     assert again.get_input_embeddings().weight is again.get_output_embeddings().weight
 
@@ -238,18 +277,25 @@ def test_merged_weights_compute_the_same_and_are_a_plain_folder(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        (("q_proj", "v_prj"), '"v_prj", but LlamaForCausalLM has no such linear layer; nearest are .*v_proj'),
+        (
+            ("q_proj", "v_prj"),
+            '"v_prj", but LlamaForCausalLM has no such linear layer; nearest are .*v_proj',
+        ),
         (("lm_head",), "neither embeddings nor the head"),
         (("embed_tokens",), "neither embeddings nor the head"),
         (("self_attn",), "no such linear layer"),
     ],
 )
-def test_wrong_targets_are_refused_before_weights_are_loaded(tmp_path: Path, targets: Any, words: str) -> None:
+def test_wrong_targets_are_refused_before_weights_are_loaded(
+    tmp_path: Path, targets: Any, words: str
+) -> None:
     save_base(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not even looked at")
     with pytest.raises(WhetError, match=words):
         check_model(Model(name=str(tmp_path), lora=Lora(rank=4, targets=targets)))
-    check_model(Model(name=str(tmp_path), lora=Lora(rank=4, targets=("q_proj", "layers.0.mlp.up_proj"))))
+    check_model(
+        Model(name=str(tmp_path), lora=Lora(rank=4, targets=("q_proj", "layers.0.mlp.up_proj")))
+    )
 
 
 def test_targets_are_heeded() -> None:
@@ -269,18 +315,26 @@ def test_the_tiny_model_has_nothing_to_adapt() -> None:
 def test_a_missing_or_unfit_base_is_refused(tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
     save(tmp_path / "c", load(base, rank=4), tokenizer=None)
-    assert load_tokenizer(Model(name=str(tmp_path / "c")), "")("1").input_ids, "a bare adapter has its base's tokenizer"
-    with pytest.raises(WhetError, match=r"rank = 8 and alpha = 8, but the adapter in .* has 4 and 8"):
+    assert load_tokenizer(Model(name=str(tmp_path / "c")), "")("1").input_ids, (
+        "a bare adapter has its base's tokenizer"
+    )
+    with pytest.raises(
+        WhetError, match=r"rank = 8 and alpha = 8, but the adapter in .* has 4 and 8"
+    ):
         load(tmp_path / "c", rank=8)
     base.rename(tmp_path / "moved")
-    with pytest.raises(WhetError, match=r"stands on .*base, which is not to be had: There is no model folder"):
+    with pytest.raises(
+        WhetError, match=r"stands on .*base, which is not to be had: There is no model folder"
+    ):
         check_model(Model(name=str(tmp_path / "c")))
     (tmp_path / "c" / "adapter_config.json").rename(tmp_path / "moved" / "adapter_config.json")
     with pytest.raises(WhetError, match="stands on"):
         check_model(Model(name=str(tmp_path / "moved")))
 
 
-def test_a_hub_base_is_remembered_with_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_base_is_remembered_with_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     model = adapted()
@@ -321,7 +375,9 @@ def test_more_than_plain_lora_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert "\n" not in str(raised.value) and "adapter" in str(raised.value)
 
 
-def test_without_peft_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = save_base(tmp_path / "base")
     save(tmp_path / "c", load(base, rank=4))
     monkeypatch.setitem(sys.modules, "peft", None)

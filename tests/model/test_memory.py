@@ -77,7 +77,9 @@ def test_by_hand_in_fp32() -> None:
 
 def test_by_hand_in_bf16() -> None:
     """2 + 4 + 8 + 6 bytes per parameter: bf16 halves the cache and the activations, not the training state."""
-    got = plan(recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    got = plan(
+        recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True
+    )
     assert (got.weights, got.masters, got.moments, got.gradients) == (2000, 4000, 8000, 6000)
     assert got.reference == 2000
     assert got.cache == (3 + 1) * 32 * 16 * 2
@@ -86,7 +88,9 @@ def test_by_hand_in_bf16() -> None:
 
 
 def test_adapters_alone_are_trained() -> None:
-    got = plan(recipe("model.lora.rank=4", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    got = plan(
+        recipe("model.lora.rank=4", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True
+    )
     assert got.weights == (1000 + 200) * 2
     assert (got.masters, got.moments, got.gradients, got.reference) == (800, 1600, 1200, 400)
 
@@ -94,28 +98,46 @@ def test_adapters_alone_are_trained() -> None:
 def test_pages_and_a_pool() -> None:
     assert pool_of(config.RolloutSettings(slots=3, context=33, page=16)) == (3 * 3, 16)
     assert pool_of(config.RolloutSettings(slots=3, context=33, page=16, pages=5)) == (5, 16)
-    assert pool_of(config.RolloutSettings(slots=3, context=33, page=0, pages=5, graphs=False)) == (3, 33)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=0, pages=5, graphs=False)) == (
+        3,
+        33,
+    )
 
 
 def test_long_sequences_and_checkpoints() -> None:
     alone = plan(recipe("learn.pack_tokens=16")).activations
-    assert alone == 32 * 2 * 608, "a sequence of 32 tokens does not fit a pack of 16 and stands alone"
+    assert alone == 32 * 2 * 608, (
+        "a sequence of 32 tokens does not fit a pack of 16 and stands alone"
+    )
     kept = plan(recipe("learn.pack_tokens=16", "learn.checkpoint_activations=true")).activations
     assert kept == 32 * (2 * 8 * 4 + 608)
 
 
 def test_logits_are_those_of_a_chunk() -> None:
     half = plan(
-        recipe("learn.pack_tokens=4096", 'model.dtype="bfloat16"'), shape=dataclasses.replace(SHAPE, vocab=2**17)
+        recipe("learn.pack_tokens=4096", 'model.dtype="bfloat16"'),
+        shape=dataclasses.replace(SHAPE, vocab=2**17),
     )
     assert half.logits == 1024 * 2**17 * 4 * 4, "four copies in fp32"
 
 
 def test_peak_is_the_larger_of_learning_and_decoding() -> None:
-    sizes = {"masters": 0, "moments": 0, "reference": 0, "cache": 5, "gradients": 1, "activations": 2, "logits": 3}
+    sizes = {
+        "masters": 0,
+        "moments": 0,
+        "reference": 0,
+        "cache": 5,
+        "gradients": 1,
+        "activations": 2,
+        "logits": 3,
+    }
     assert MemoryPlan(weights=10, decoding=4, **sizes).total == 21
     assert MemoryPlan(weights=10, decoding=9, **sizes).total == 24
-    assert MemoryPlan(weights=10, decoding=9, **sizes).parts() == [("weights", 10), ("decoding", 9), ("cache", 5)]
+    assert MemoryPlan(weights=10, decoding=9, **sizes).parts() == [
+        ("weights", 10),
+        ("decoding", 9),
+        ("cache", 5),
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -125,7 +147,13 @@ def test_plan_is_what_engine_and_optimiser_hold(dtype: str, page: int) -> None:
     model = tiny_model(40, heads=4, kv_heads=2, context=64, dtype=getattr(torch, dtype))
     got = plan(settings, shape=measure(model))
     engine = LocalEngine(
-        model, encode=lambda _: [1], decode=lambda _: "", seed=0, slots=3, context=32, page=settings.rollout.page
+        model,
+        encode=lambda _: [1],
+        decode=lambda _: "",
+        seed=0,
+        slots=3,
+        context=32,
+        page=settings.rollout.page,
     )
     assert held(*engine.cache.keys, *engine.cache.values) == got.cache  # type: ignore[attr-defined]
     assert held(*model.parameters()) == got.weights
@@ -137,7 +165,9 @@ def test_plan_is_what_engine_and_optimiser_hold(dtype: str, page: int) -> None:
     assert (live + masters if dtype == "bfloat16" else masters) == got.gradients
     optimizer.step(1e-3, 1.0)
     assert held(*optimizer.master_tensors().values()) == got.masters
-    moments = {name: t for name, t in optimizer.moment_tensors().items() if not name.startswith("step.")}
+    moments = {
+        name: t for name, t in optimizer.moment_tensors().items() if not name.startswith("step.")
+    }
     assert held(*moments.values()) == got.moments
 
 
@@ -150,7 +180,9 @@ def test_shape_of_families_without_weights() -> None:
     assert llama.parameters == 50 * 32 + 3 * (layer + 2 * 32) + 32
     assert (llama.query, llama.cached, llama.layers, llama.softcap) == (64, 3 * 2 * 32, 3, False)
     assert llama.adapted == 3 * (32 + 64 + 2 * (32 + 32) + 64 + 32 + 3 * (32 + 48))
-    qwen = measure(meta(Qwen3Config(**common, **heads, tie_word_embeddings=False)), targets=("q_proj",))
+    qwen = measure(
+        meta(Qwen3Config(**common, **heads, tie_word_embeddings=False)), targets=("q_proj",)
+    )
     assert qwen.parameters == 2 * 50 * 32 + 3 * (layer + 2 * 32 + 2 * 16) + 32
     assert qwen.adapted == 3 * (32 + 64)
     gemma = measure(meta(Gemma2Config(**common, **heads, sliding_window=8)))
@@ -174,7 +206,9 @@ def test_adapter_count_is_pefts() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_are_about_what_autograd_keeps(dtype: str, kv_heads: int) -> None:
     """Within a fifth, on the padded path: two sequences of 64 tokens."""
-    model = tiny_model(40, hidden=96, layers=3, heads=4, kv_heads=kv_heads, dtype=getattr(torch, dtype))
+    model = tiny_model(
+        40, hidden=96, layers=3, heads=4, kv_heads=kv_heads, dtype=getattr(torch, dtype)
+    )
     (pack,) = make_packs([(range(2, 33), [3] * 34)] * 2, budget=200)
     kept = saved_bytes(model, lambda: forward(model, pack))
     sets = ("learn.pack_tokens=128", "rollout.context=64", f'model.dtype="{dtype}"')
@@ -196,7 +230,9 @@ def test_soft_capped_scores_are_counted() -> None:
     model = AutoModelForCausalLM.from_config(settings).eval()
     (pack,) = make_packs([(range(2, 33), [3] * 225)] * 2, budget=1000)
     kept = saved_bytes(model, lambda: forward(model, pack))
-    got = plan(recipe("learn.pack_tokens=510", "rollout.context=255"), shape=measure(model)).activations
+    got = plan(
+        recipe("learn.pack_tokens=510", "rollout.context=255"), shape=measure(model)
+    ).activations
     assert got == pytest.approx(kept, rel=0.25)
 
 
@@ -205,12 +241,16 @@ def test_ways_to_fit() -> None:
     total = plan(settings).total
     ways = dict(footprint(settings, device="cpu").ways_to_fit(total // 2))
     assert "learn.pack_tokens = 256" in ways and ways["learn.pack_tokens = 256"] <= total // 2
-    assert all(left <= total // 2 for left in ways.values()), "only what is enough by itself, where there is any"
+    assert all(left <= total // 2 for left in ways.values()), (
+        "only what is enough by itself, where there is any"
+    )
     halfway = plan(recipe("learn.pack_tokens=256", "rollout.slots=64")).total
     assert ways["learn.pack_tokens = 256"] == halfway
     none = footprint(settings, device="cpu").ways_to_fit(1)
     assert none == sorted(none, key=lambda way: way[1]) and none[0][1] > 1
-    assert not [text for text, _ in none if "context" in text and int(text.split()[-1]) <= 16], "room for a prompt"
+    assert not [text for text, _ in none if "context" in text and int(text.split()[-1]) <= 16], (
+        "room for a prompt"
+    )
     adapted = recipe("model.lora.rank=2", 'model.dtype="bfloat16"')
     offered = [text.split(" =")[0] for text, _ in footprint(adapted, device="cpu").ways_to_fit(1)]
     assert "model.lora.rank" not in offered and "model.dtype" not in offered
@@ -218,11 +258,15 @@ def test_ways_to_fit() -> None:
 
 def test_graphs_are_resident_and_decode_by_the_prompts() -> None:
     got = plan(recipe("rollout.graphs=true", "rollout.context=256"))
-    assert got.graphs == 3 * 256 * 4 * (4 * 8 + 2 * 8 + 3 * 16), "prompts of all slots, which are more than the logits"
+    assert got.graphs == 3 * 256 * 4 * (4 * 8 + 2 * 8 + 3 * 16), (
+        "prompts of all slots, which are more than the logits"
+    )
     wide = dataclasses.replace(SHAPE, vocab=10_000)
     many = plan(recipe("rollout.graphs=true", "rollout.context=256"), shape=wide)
     assert many.graphs == 18 * 3 * 10_000
-    assert got.cache == (3 * 256 + memory.PAGE) * 16 * 4, "whole pages, and the one that padding goes to"
+    assert got.cache == (3 * 256 + memory.PAGE) * 16 * 4, (
+        "whole pages, and the one that padding goes to"
+    )
     assert got.decoding == memory.PREFILL * 4 * (4 * 8 + 2 * 8 + 3 * 16)
     plain = plan(recipe(f"rollout.page={memory.PAGE}", "rollout.context=256"))
     assert got.resident - plain.resident == got.graphs
@@ -245,7 +289,10 @@ def test_graphs_of_updates_are_the_first_to_go() -> None:
     assert lay_out(recipe(*half), whole.total, flash=True).plan == whole
     room = lay_out(recipe(*half), whole.total - 1, flash=True)
     assert room.plan.replays == 0 and not room.release and room.total == whole.total - whole.replays
-    for without in (recipe(*half, "learn.compile=false"), recipe(*half, "learn.checkpoint_activations=true")):
+    for without in (
+        recipe(*half, "learn.compile=false"),
+        recipe(*half, "learn.checkpoint_activations=true"),
+    ):
         assert plan(without, flash=True).replays == 0
 
 
@@ -253,14 +300,20 @@ def test_the_cache_is_lent_where_that_is_enough() -> None:
     """Fixed 4000 + 8000; cache 13 pages of 8 x 64 bytes; an update 4000 + 77824 + 102400."""
     whole = plan(recipe(*PAGED))
     assert whole.cache == 13 * 8 * 64
-    assert whole.lent == 12_000 + max(4000 + 77_824 + 102_400, 6656 + whole.decoding) == whole.total - 6656
+    assert (
+        whole.lent
+        == 12_000 + max(4000 + 77_824 + 102_400, 6656 + whole.decoding)
+        == whole.total - 6656
+    )
     room = lay_out(recipe(*PAGED), whole.total - 1)
     assert room.release and room.plan == whole and room.total == whole.lent
     kept = lay_out(
         recipe(*PAGED, "rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1"),
         whole.total - 1,
     )
-    assert not kept.release and kept.pages == 11 and kept.total == whole.total - 8 * 64, "one page fewer is enough"
+    assert not kept.release and kept.pages == 11 and kept.total == whole.total - 8 * 64, (
+        "one page fewer is enough"
+    )
 
 
 def test_fewer_pages_where_decoding_does_not_fit() -> None:
@@ -271,7 +324,9 @@ def test_fewer_pages_where_decoding_does_not_fit() -> None:
         room = lay_out(settings, whole.lent - missing)
         assert room.pages == 1200 - -(-missing // (8 * 64)) and room.total <= whole.lent - missing
     least = lay_out(settings, 1)
-    assert least.pages == 4 and least.total > 1, "one context; that it does not fit is the caller's to see"
+    assert least.pages == 4 and least.total > 1, (
+        "one context; that it does not fit is the caller's to see"
+    )
 
 
 def test_a_worker_and_a_learner_on_one_card_plan_their_own_part() -> None:
@@ -281,7 +336,10 @@ def test_a_worker_and_a_learner_on_one_card_plan_their_own_part() -> None:
     alone, taught, whole = worker.plan(), learner.plan(), both.plan()
     assert alone.learning == alone.masters == alone.moments == taught.cache == taught.decoding == 0
     twice = 2 * whole.weights  # the model of the worker, and the learner's copy for it
-    assert alone.resident + taught.resident + taught.learning == whole.resident + whole.learning + twice
+    assert (
+        alone.resident + taught.resident + taught.learning
+        == whole.resident + whole.learning + twice
+    )
     within = alone.total - 3 * 8 * both.cached
     assert worker.lay_out(within).pages == 9, "of twelve pages those that fit its share"
     assert learner.lay_out(taught.total).total == taught.total
@@ -297,7 +355,10 @@ def test_ways_to_fit_reckon_with_lending() -> None:
     smaller = plan(recipe("rollout.page=8", "learn.pack_tokens=32"))
     free = smaller.total - 1
     assert smaller.lent <= free < plan(recipe(*PAGED)).lent
-    ways = [dict(footprint(recipe(*PAGED), device=device).ways_to_fit(free)) for device in ("cpu", "cuda")]
+    ways = [
+        dict(footprint(recipe(*PAGED), device=device).ways_to_fit(free))
+        for device in ("cpu", "cuda")
+    ]
     assert [way["learn.pack_tokens = 32"] for way in ways] == [smaller.total, smaller.lent]
 
 
@@ -330,7 +391,10 @@ def saved_bytes(model: nn.Module, work: Callable[[], Tensor]) -> int:
 def test_documented_bytes_per_parameter() -> None:
     half = plan(recipe('model.dtype="bfloat16"'), flash=True)
     full = plan(recipe(), flash=True)
-    assert [p.weights + p.masters + p.moments + p.gradients for p in (half, full)] == [20_000, 16_000]
+    assert [p.weights + p.masters + p.moments + p.gradients for p in (half, full)] == [
+        20_000,
+        16_000,
+    ]
 
 
 def test_graphs_keep_small_pages() -> None:

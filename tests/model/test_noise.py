@@ -16,8 +16,12 @@ GOLDEN = {
 }
 
 
-def bits(seed: int, evaluation: bool, group: int, indices: range, position: int, vocab: int) -> np.ndarray:
-    keys = torch.tensor([row_key(seed, evaluation, group, i) for i in indices], dtype=torch.int32).T.contiguous()
+def bits(
+    seed: int, evaluation: bool, group: int, indices: range, position: int, vocab: int
+) -> np.ndarray:
+    keys = torch.tensor(
+        [row_key(seed, evaluation, group, i) for i in indices], dtype=torch.int32
+    ).T.contiguous()
     at = torch.full((len(indices),), position, dtype=torch.int32)
     return noise_bits(keys, at, vocab).numpy().view(np.uint32)
 
@@ -26,7 +30,10 @@ def bits(seed: int, evaluation: bool, group: int, indices: range, position: int,
 def test_golden(key: tuple[int, bool, int, int, int, int], want: int) -> None:
     seed, evaluation, group, index, position, token = key
     assert reference_bits(*key) == want
-    assert bits(seed, evaluation, group, range(index, index + 1), position, token + 1)[0, token] == want
+    assert (
+        bits(seed, evaluation, group, range(index, index + 1), position, token + 1)[0, token]
+        == want
+    )
 
 
 def test_equals_the_reference_everywhere() -> None:
@@ -35,7 +42,10 @@ def test_equals_the_reference_everywhere() -> None:
         seed, group, position = (int(x) for x in rng.integers(0, [2**31, 2**62, 2**17]))
         evaluation = bool(rng.integers(2))
         got = bits(seed, evaluation, group, range(3), position, 40)
-        want = [[reference_bits(seed, evaluation, group, i, position, t) for t in range(40)] for i in range(3)]
+        want = [
+            [reference_bits(seed, evaluation, group, i, position, t) for t in range(40)]
+            for i in range(3)
+        ]
         np.testing.assert_array_equal(got, want)
 
 
@@ -57,7 +67,9 @@ def chi_square(counts: np.ndarray) -> float:
 
 @pytest.mark.parametrize("shift", [24, 16, 8], ids=["high", "middle", "low"])
 def test_every_byte_is_uniform(shift: int) -> None:
-    draws = np.concatenate([bits(3, False, g, range(16), p, 64).ravel() for g in range(8) for p in range(16)])
+    draws = np.concatenate(
+        [bits(3, False, g, range(16), p, 64).ravel() for g in range(8) for p in range(16)]
+    )
     counts = np.bincount((draws >> shift) & 0xFF, minlength=256)
     assert abs(chi_square(counts)) < 4
 
@@ -94,7 +106,9 @@ def test_no_draw_is_a_shifted_copy_of_another() -> None:
 
 @pytest.mark.gpu
 def test_cuda_gives_the_same_bits() -> None:
-    keys = torch.tensor([row_key(7, False, g, 3) for g in range(50)], dtype=torch.int32).T.contiguous()
+    keys = torch.tensor(
+        [row_key(7, False, g, 3) for g in range(50)], dtype=torch.int32
+    ).T.contiguous()
     at = torch.arange(50, dtype=torch.int32)
     here, there = noise_bits(keys, at, 1000), noise_bits(keys.cuda(), at.cuda(), 1000)
     assert torch.equal(here, there.cpu())

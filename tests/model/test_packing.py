@@ -71,7 +71,10 @@ def family_pairs(seed: int = 0) -> Any:
     """Prompts with one, three and five responses, of one token and more, in no order."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(2, 30, n).tolist() for n in (6, 1, 9)]
-    pairs = [(prompts[i], rng.integers(2, 30, int(rng.integers(1, 12)))) for i in (0, 1, 1, 1, 2, 2, 2, 2, 2)]
+    pairs = [
+        (prompts[i], rng.integers(2, 30, int(rng.integers(1, 12))))
+        for i in (0, 1, 1, 1, 2, 2, 2, 2, 2)
+    ]
     pairs[2] = (prompts[1], np.array([7]))
     return [pairs[i] for i in rng.permutation(len(pairs))]
 
@@ -94,13 +97,29 @@ def test_a_prompt_that_is_fed_once_is_what_it_is_for_each(family, budget):
 
 
 def test_a_shared_pack_by_hand():
-    (pack,) = make_packs([([5, 6], [7, 8, 9]), ([5, 6], [3]), ([5, 6], [4, 2])], budget=10, share=True)
-    assert pack.input_ids.tolist() == [[5, 6, 7, 8, 4]] and pack.position_ids.tolist() == [[0, 1, 2, 3, 2]]
+    (pack,) = make_packs(
+        [([5, 6], [7, 8, 9]), ([5, 6], [3]), ([5, 6], [4, 2])], budget=10, share=True
+    )
+    assert pack.input_ids.tolist() == [[5, 6, 7, 8, 4]] and pack.position_ids.tolist() == [
+        [0, 1, 2, 3, 2]
+    ]
     assert pack.members == (0, 1, 2) and pack.counts == (3, 1, 2)
-    assert pack.predict.tolist() == [1, 2, 3, 1, 1, 4] and pack.targets.tolist() == [7, 8, 9, 3, 4, 2]
+    assert pack.predict.tolist() == [1, 2, 3, 1, 1, 4] and pack.targets.tolist() == [
+        7,
+        8,
+        9,
+        3,
+        4,
+        2,
+    ]
     assert pack.boundaries.starts.tolist() == [0, 4, 4, 5] and pack.boundaries.longest == 4
     keys = pack.boundaries.keys
-    assert keys.rows.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 4] and keys.starts.tolist() == [0, 4, 6, 9]
+    assert keys.rows.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 4] and keys.starts.tolist() == [
+        0,
+        4,
+        6,
+        9,
+    ]
     assert keys.own.tolist() == [0, 1, 2, 3, 8]
 
 
@@ -120,8 +139,12 @@ def test_shared_packs_hold_every_pair_and_keep_to_the_budget(seed, budget):
     for pack in packs:
         tokens = pack.input_ids.shape[1]
         assert tokens <= budget or len({tuple(pairs[i][0]) for i in pack.members}) == 1
-        assert tokens <= budget or len(pack.members) == 1 or tokens == len(pairs[pack.members[0]][0]), "or no own token"
-        for member, (at, count) in enumerate(zip(np.cumsum((0, *pack.counts)), pack.counts, strict=False)):
+        assert (
+            tokens <= budget or len(pack.members) == 1 or tokens == len(pairs[pack.members[0]][0])
+        ), "or no own token"
+        for member, (at, count) in enumerate(
+            zip(np.cumsum((0, *pack.counts)), pack.counts, strict=False)
+        ):
             prompt, response = pairs[pack.members[member]]
             read = pack.input_ids[0, pack.predict[at : at + count]].tolist()
             assert read == [*prompt, *response][len(prompt) - 1 : -1]
@@ -150,7 +173,9 @@ def test_divide_holds_each_once_within_the_budget(lengths, budget):
     packs = divide(lengths, budget)
     assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in pack) <= budget or len(pack) == 1 for pack in packs)
-    assert all(sum(lengths[i] for i in a) + lengths[b[0]] > budget for a, b in itertools.pairwise(packs))
+    assert all(
+        sum(lengths[i] for i in a) + lengths[b[0]] > budget for a, b in itertools.pairwise(packs)
+    )
 
 
 def test_a_pack_by_hand():
@@ -229,25 +254,38 @@ def test_attention_sinks_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 4, 32), (9, 3, 64), (12, 2, 128), (4, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d"), [(4, 4, 32), (9, 3, 64), (12, 2, 128), (4, 1, 256)]
+)
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", [False, True])
 def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype, share):
     """The flash kernel in half precision against the padded reference in fp32. Where prompts are shared, queries are
     fewer than keys and must stand at their ends."""
-    pairs = [([2] * prompt, [3] * n) for prompt, ns in ((3, (200, 190, 1)), (150, (64, 5, 1, 33))) for n in ns]
+    pairs = [
+        ([2] * prompt, [3] * n)
+        for prompt, ns in ((3, (200, 190, 1)), (150, (64, 5, 1, 33)))
+        for n in ns
+    ]
     (pack,) = make_packs(pairs, 2000, "cuda", share)
     assert (pack.boundaries.keys is not None) == share
     tokens = pack.input_ids.shape[1]
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = [(1, h, tokens, d) for h in (heads, kv_heads, kv_heads)]
-    half = [torch.randn(s, generator=generator, device="cuda").to(dtype).requires_grad_() for s in shapes]
+    half = [
+        torch.randn(s, generator=generator, device="cuda").to(dtype).requires_grad_()
+        for s in shapes
+    ]
     wide = [x.detach().float().requires_grad_() for x in half]
     assert pack.boundaries.flash
     assert packed.can_varlen(half[0][0], half[2][0], None)
     assert not packed.can_varlen(wide[0][0], wide[2][0], None)
-    kwargs: dict[str, Any] = {"packed": pack.boundaries, "scaling": d**-0.5, "sliding_window": window}
+    kwargs: dict[str, Any] = {
+        "packed": pack.boundaries,
+        "scaling": d**-0.5,
+        "sliding_window": window,
+    }
     ours, _ = packed.attention(None, *half, None, **kwargs)
     reference, _ = packed.attention(None, *wide, None, **kwargs)
     torch.testing.assert_close(ours.float(), reference, rtol=0.03, atol=0.02)

@@ -24,7 +24,14 @@ from transformers import (
 
 from whet.errors import WhetError
 from whet.model.load import tiny_model
-from whet.model.twin import KVShape, Probe, kv_shapes, refuse_unsupported, rollout_twin, sharing_copy
+from whet.model.twin import (
+    KVShape,
+    Probe,
+    kv_shapes,
+    refuse_unsupported,
+    rollout_twin,
+    sharing_copy,
+)
 
 SIZES = {
     "vocab_size": 32,
@@ -63,7 +70,9 @@ def build(config: PreTrainedConfig) -> PreTrainedModel:
 def logits(model: PreTrainedModel, **kwargs: object) -> torch.Tensor:
     ids = torch.tensor([[5, 3, 8, 1, 2]])
     with torch.no_grad():
-        return model(input_ids=ids, position_ids=torch.arange(5)[None], use_cache=False, **kwargs).logits
+        return model(
+            input_ids=ids, position_ids=torch.arange(5)[None], use_cache=False, **kwargs
+        ).logits
 
 
 def test_shares_every_parameter_and_buffer_object() -> None:
@@ -73,7 +82,8 @@ def test_shares_every_parameter_and_buffer_object() -> None:
     ours = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     assert ours.keys() == theirs.keys()
     assert all(ours[name] is theirs[name] for name in theirs)
-    assert twin.lm_head.weight is model.model.embed_tokens.weight  # tied in the trainer, tied in the twin
+    # tied in the trainer, tied in the twin
+    assert twin.lm_head.weight is model.model.embed_tokens.weight
     assert not any(t.is_meta for t in ours.values())
 
 
@@ -82,7 +92,9 @@ def test_trainer_keeps_its_attention_and_mode() -> None:
     model.model.layers[1].eval()
     config = copy.deepcopy(model.config)
     twin = rollout_twin(model)
-    assert model.config._attn_implementation == "sdpa" and twin.config._attn_implementation == "whet"
+    assert (
+        model.config._attn_implementation == "sdpa" and twin.config._attn_implementation == "whet"
+    )
     assert model.config.to_dict() == config.to_dict()
     assert model.training and model.model.layers[0].training and not model.model.layers[1].training
     assert not any(module.training for module in twin.modules())
@@ -114,7 +126,8 @@ def test_a_forward_that_a_trainer_hung_on_the_model_is_dropped() -> None:
     copied = sharing_copy(model, [])
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    torch.testing.assert_close(logits(copied), before)  # the trainer's forward would give the new weights
+    # the trainer's forward would give the new weights
+    torch.testing.assert_close(logits(copied), before)
 
 
 def test_an_update_in_place_is_seen_at_once() -> None:
@@ -133,15 +146,27 @@ def test_an_update_in_place_is_seen_at_once() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+        LlamaConfig(
+            **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+        ),
         CohereConfig(**SIZES, logit_scale=0.3),
-        GPT2Config(vocab_size=32, n_embd=24, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2),
+        GPT2Config(
+            vocab_size=32,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
     ],
     ids=lambda c: type(c).__name__,
 )
 def test_others_than_the_promised_families_compute_the_same(config: PreTrainedConfig) -> None:
     model = build(config).eval()
-    torch.testing.assert_close(logits(rollout_twin(model), ctx=Probe()), logits(model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits(rollout_twin(model), ctx=Probe()), logits(model), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_shapes_of_the_cache() -> None:
@@ -155,7 +180,9 @@ def test_shapes_of_the_cache() -> None:
         (BloomConfig(vocab_size=32, hidden_size=24, n_layer=1, n_head=2), "attention be replaced"),
         (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "type conv"),
         (
-            LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            LlamaConfig(
+                **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+            ),
             "dynamic rot",
         ),
         (GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1), "s_aux"),
@@ -172,7 +199,9 @@ def test_refuses_what_it_cannot_reproduce(config: PreTrainedConfig, why: str) ->
 def test_refuses_other_things_than_causal_models() -> None:
     with pytest.raises(WhetError, match="Hugging Face"):
         rollout_twin(nn.Linear(2, 2))  # type: ignore[arg-type]
-    t5 = T5ForConditionalGeneration(T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+    t5 = T5ForConditionalGeneration(
+        T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    )
     with pytest.raises(WhetError):
         rollout_twin(t5)
 
@@ -196,7 +225,9 @@ def test_refuses_a_network_that_computes_something_else() -> None:
     for parameter in model.parameters():
         parameter.data.mul_(4)
 
-    def scale(module: nn.Module, args: object, out: tuple[torch.Tensor, None]) -> tuple[torch.Tensor, None]:
+    def scale(
+        module: nn.Module, args: object, out: tuple[torch.Tensor, None]
+    ) -> tuple[torch.Tensor, None]:
         return (out[0] * (1.0 if module.config._attn_implementation == "sdpa" else 3.0), None)
 
     model.model.layers[0].self_attn.register_forward_hook(scale)
@@ -206,8 +237,15 @@ def test_refuses_a_network_that_computes_something_else() -> None:
 
 def test_refuses_models_that_read_more_than_text() -> None:
     text = Gemma3TextConfig(**SIZES)
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(Gemma3Config(text_config=text, vision_config=vision))
+        model = AutoModelForCausalLM.from_config(
+            Gemma3Config(text_config=text, vision_config=vision)
+        )
     with pytest.raises(WhetError, match="text-only"):
         refuse_unsupported(model)

@@ -39,7 +39,9 @@ def test_the_tiny_models_have_the_statistics_they_name() -> None:
     assert LOUDNESS / 2 < float(stream[2, CHANNEL].abs()) < LOUDNESS * 2
     assert float(stream.abs().median()) < LOUDNESS / 100
     # The old bound on the largest difference of two forms in bfloat16 was 0.05 (1 + the largest logit).
-    assert float((rounded.float() - out.logits).abs().max()) > 0.05 * (1.0 + float(out.logits.abs().max()))
+    assert float((rounded.float() - out.logits).abs().max()) > 0.05 * (
+        1.0 + float(out.logits.abs().max())
+    )
 
 
 @typed
@@ -68,7 +70,13 @@ def test_the_two_forms_are_equal_where_nothing_is_rounded(family: str) -> None:
 @typed
 def test_experts_are_compared_too(dtype: torch.dtype) -> None:
     """Their fast product has no fp64."""
-    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     torch.manual_seed(0)
@@ -86,7 +94,9 @@ def test_the_weights_stay_as_they_are() -> None:
     for name, p in model.named_parameters():
         same, place, values = before[name]
         assert p is same and p.data_ptr() == place and torch.equal(p, values)
-    assert model.config.to_dict() == settings and model.lm_head.out_features == model.config.vocab_size
+    assert (
+        model.config.to_dict() == settings and model.lm_head.out_features == model.config.vocab_size
+    )
 
 
 def test_no_more_than_a_layer_is_widened_at_once() -> None:
@@ -162,13 +172,17 @@ def test_a_wrong_attention_is_refused(wrong: str, dtype: torch.dtype) -> None:
 @typed
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrong", ["scale", "query bias", "key bias", "value bias"])
-def test_a_wrong_attention_is_refused_though_rounding_hides_it(form: str, wrong: str, dtype: torch.dtype) -> None:
+def test_a_wrong_attention_is_refused_though_rounding_hides_it(
+    form: str, wrong: str, dtype: torch.dtype
+) -> None:
     with pytest.raises(WhetError, match="other logits"):
         rollout_twin(when_ours(real_like(form, dtype), WRONG[wrong][1]))
 
 
 @typed
-@pytest.mark.parametrize("model_of", [partial(small, "qwen2"), partial(real_like, "qwen2 tied")], ids=["small", "real"])
+@pytest.mark.parametrize(
+    "model_of", [partial(small, "qwen2"), partial(real_like, "qwen2 tied")], ids=["small", "real"]
+)
 def test_wrong_rotary_positions_are_refused(model_of: Any, dtype: torch.dtype) -> None:
     model = model_of(dtype)
     model.model.rotary_emb.register_forward_pre_hook(slower)
@@ -240,7 +254,9 @@ WRONG_FUSED = {
 
 @typed
 @pytest.mark.parametrize("wrong", WRONG_FUSED)
-@pytest.mark.parametrize("model_of", [partial(small, "qwen2"), partial(real_like, "qwen2 tied")], ids=["small", "real"])
+@pytest.mark.parametrize(
+    "model_of", [partial(small, "qwen2"), partial(real_like, "qwen2 tied")], ids=["small", "real"]
+)
 def test_a_wrong_fused_stack_is_refused(model_of: Any, wrong: str, dtype: torch.dtype) -> None:
     model = model_of(dtype)
     assert share_storage(model)
@@ -315,7 +331,9 @@ def test_wrong_packed_attention_is_refused(
 ) -> None:
     model = model_of(dtype)
     right = packing._attend_padded
-    monkeypatch.setattr(packing, "_attend_padded", lambda *given: right(*given[:-1], wrong(*given[-1])))
+    monkeypatch.setattr(
+        packing, "_attend_padded", lambda *given: right(*given[:-1], wrong(*given[-1]))
+    )
     with pytest.raises(WhetError, match="packed sequences get other logits"):
         check_packing(model)
     monkeypatch.setattr(packing, "_attend_padded", right)

@@ -12,7 +12,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "folder" in metafunc.fixturenames:
         found = model_folders()
         absent = [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT), id="none")]
-        metafunc.parametrize("folder", found or absent, ids=[path.name for path in found] or None, scope="session")
+        metafunc.parametrize(
+            "folder", found or absent, ids=[path.name for path in found] or None, scope="session"
+        )
 
 
 @pytest.fixture

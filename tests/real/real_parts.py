@@ -87,13 +87,18 @@ def engine_of(plan: RunPlan, model: PreTrainedModel, **more: Any) -> LocalEngine
     return engine
 
 
-def ask(plan: RunPlan, count: int = 12, *, n: int = 1, first: int = 0, **sampling: Any) -> list[Request]:
+def ask(
+    plan: RunPlan, count: int = 12, *, n: int = 1, first: int = 0, **sampling: Any
+) -> list[Request]:
     """Rollouts of the first prompts, in groups of their own."""
     limit = LENGTH[plan.settings.model.device]
     given = {"max_tokens": limit, "stop_ids": plan.codec.stop_ids, **sampling}
     table = plan.problems.train
     ids = [table.at(i).id for i in range(min(count, len(table)))]
-    return [Request(prompt_id=name, group_id=first + i, n=n, sampling=Sampling(**given)) for i, name in enumerate(ids)]
+    return [
+        Request(prompt_id=name, group_id=first + i, n=n, sampling=Sampling(**given))
+        for i, name in enumerate(ids)
+    ]
 
 
 def run(engine: Any, requests: Sequence[Request]) -> list[Rollout]:
@@ -165,7 +170,9 @@ def own_gaps(folder: Path, device: str, plan: RunPlan, rollouts: Sequence[Rollou
     each = []
     for kind in (dtype, "float32"):
         model = plain(folder, device, kind)
-        each.append([log_probs(model, *row).gather(1, at) for row, at in zip(rows, chosen, strict=True)])
+        each.append(
+            [log_probs(model, *row).gather(1, at) for row, at in zip(rows, chosen, strict=True)]
+        )
     return torch.cat([(a - b).abs() for a, b in zip(*each, strict=True)]).numpy()
 
 
@@ -180,7 +187,10 @@ def race(said: Tensor, rollout: Rollout, position: int) -> Tensor:
 
 
 def margins(
-    wide: PreTrainedModel, plan: RunPlan, rollouts: Sequence[Rollout], others: Mapping[Any, Sequence[int]]
+    wide: PreTrainedModel,
+    plan: RunPlan,
+    rollouts: Sequence[Rollout],
+    others: Mapping[Any, Sequence[int]],
 ) -> list[float]:
     """For each rollout whose text is not the other's: how far apart the two tokens were in fp32 where they part."""
     found = []
@@ -191,7 +201,12 @@ def margins(
         parted = [i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b]
         assert parted, f"{rollout.prompt_id}: one text goes on where the other ends"
         at = parted[0]
-        said = log_probs(wide, plan.encoded(rollout.prompt_id), mine[: at + 1], rollout.sampling.temperature or 1.0)
+        said = log_probs(
+            wide,
+            plan.encoded(rollout.prompt_id),
+            mine[: at + 1],
+            rollout.sampling.temperature or 1.0,
+        )
         scores = race(said[at], rollout, at)
         found.append(abs(float(scores[mine[at]] - scores[other[at]])))
     return found

@@ -5,7 +5,18 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from real_parts import ARMS, ask, engine_of, ids_of, margins, model_of, plain, plan_of, rounding_of, run
+from real_parts import (
+    ARMS,
+    ask,
+    engine_of,
+    ids_of,
+    margins,
+    model_of,
+    plain,
+    plan_of,
+    rounding_of,
+    run,
+)
 
 from whet.build import build_drafter
 from whet.draft.base import OFF, Chooser, DraftArm
@@ -54,7 +65,9 @@ def undrafted(folder: Path, device: str) -> tuple[list[Request], list[Rollout]]:
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_drafts_change_no_token(folder: Path, device: str, name: str, figures: Callable[..., None]) -> None:
+def test_drafts_change_no_token(
+    folder: Path, device: str, name: str, figures: Callable[..., None]
+) -> None:
     """With steps without drafts in between; except where two tokens are closer than rounding."""
     plan = plan_of(folder, device, EAGLE)
     requests, before = undrafted(folder, device)

@@ -38,10 +38,15 @@ def limit_of(device: str) -> int:
 @lru_cache(maxsize=1)
 def greedy(folder: Path, device: str) -> list[Rollout]:
     plan = plan_of(folder, device)
-    return run(engine_of(plan, model_of(folder, device)), ask(plan, max_tokens=limit_of(device), temperature=0.0))
+    return run(
+        engine_of(plan, model_of(folder, device)),
+        ask(plan, max_tokens=limit_of(device), temperature=0.0),
+    )
 
 
-def generated(model: PreTrainedModel, plan: RunPlan, rollouts: Sequence[Rollout]) -> dict[Key, list[int]]:
+def generated(
+    model: PreTrainedModel, plan: RunPlan, rollouts: Sequence[Rollout]
+) -> dict[Key, list[int]]:
     """What `generate` writes for their prompts, side by side with padding on the left. The model's own settings for
     drawing, such as a repetition penalty, are not whet's."""
     prompts = [list(plan.encoded(rollout.prompt_id)) for rollout in rollouts]
@@ -64,7 +69,9 @@ def generated(model: PreTrainedModel, plan: RunPlan, rollouts: Sequence[Rollout]
     return found
 
 
-def test_greedy_text_is_that_of_generate(folder: Path, device: str, figures: Callable[..., None]) -> None:
+def test_greedy_text_is_that_of_generate(
+    folder: Path, device: str, figures: Callable[..., None]
+) -> None:
     """Except where two tokens are closer than the rounding of the type."""
     plan, done = plan_of(folder, device), greedy(folder, device)
     theirs = generated(plain(folder, device, plan.settings.model.dtype), plan, done)
@@ -81,7 +88,9 @@ def test_a_reply_ends_by_itself(folder: Path, device: str, figures: Callable[...
     """With an end of the list, which is no part of the text."""
     plan, done = plan_of(folder, device), greedy(folder, device)
     figures(ended=sum(rollout.finish == "stop" for rollout in done), of=len(done))
-    assert {rollout.finish for rollout in done} == {"stop", "length"}, "short questions and long ones"
+    assert {rollout.finish for rollout in done} == {"stop", "length"}, (
+        "short questions and long ones"
+    )
     for rollout in done:
         ids, text = ids_of(rollout), plan.codec.decode(ids_of(rollout))
         assert (ids[-1] in plan.codec.stop_ids) == (rollout.finish == "stop")
@@ -113,12 +122,19 @@ def test_an_export_is_the_model(folder: Path, device: str, tmp_path: Path) -> No
     ids = torch.tensor([plan_of(folder, device).encoded("apples")], device=device)
     logits = []
     for place in (folder, out):
-        model = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, dtype="auto").to(device)
+        model = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, dtype="auto").to(
+            device
+        )
         with torch.no_grad():
             logits.append(model(ids).logits)
         ends = model.generation_config.eos_token_id
         logits.append(torch.tensor(ends))
     assert torch.equal(logits[0], logits[2]) and torch.equal(logits[1], logits[3])
-    ours, theirs = (AutoTokenizer.from_pretrained(place, local_files_only=True) for place in (out, folder))
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(place, local_files_only=True) for place in (out, folder)
+    )
     text = Path(__file__).with_name("problems.jsonl").read_text()
-    assert ours(text).input_ids == theirs(text).input_ids and ours.chat_template == theirs.chat_template
+    assert (
+        ours(text).input_ids == theirs(text).input_ids
+        and ours.chat_template == theirs.chat_template
+    )

@@ -30,7 +30,10 @@ def batch_of(rollouts: Sequence[Rollout]) -> Batch:
         judged = replace(rollout, verdict=verdict, score=reward, reward=reward)
         groups.setdefault(rollout.group_id, []).append(judged)
     return Batch(
-        groups=tuple(Group(prompt_id=g[0].prompt_id, group_id=i, rollouts=tuple(g)) for i, g in groups.items())
+        groups=tuple(
+            Group(prompt_id=g[0].prompt_id, group_id=i, rollouts=tuple(g))
+            for i, g in groups.items()
+        )
     )
 
 
@@ -51,18 +54,24 @@ def plain_gradient(model: PreTrainedModel, plan: RunPlan, batch: Batch) -> dict[
             weight = torch.exp(said.detach() - drawn).clamp(max=2.0)
             loss = -(weight * (reward - others) * said).mean()
             (loss / len(group.rollouts) / len(batch.groups)).backward()
-    return {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """|a - b| / |b| over all weights."""
     assert found.keys() == wanted.keys()
-    apart = sum(float((found[name].float().cpu() - wanted[name]).double().square().sum()) for name in wanted)
+    apart = sum(
+        float((found[name].float().cpu() - wanted[name]).double().square().sum()) for name in wanted
+    )
     size = sum(float(wanted[name].double().square().sum()) for name in wanted)
     return (apart / size) ** 0.5
 
 
-def test_the_gradient_of_packs_is_hugging_faces(folder: Path, device: str, figures: Callable[..., None]) -> None:
+def test_the_gradient_of_packs_is_hugging_faces(
+    folder: Path, device: str, figures: Callable[..., None]
+) -> None:
     """Packed, with shared prompts, and on a GPU compiled, against eager attention in fp32. In half precision it may be
     as far from it as Hugging Face's own gradient is."""
     plan = plan_of(folder, device, 'learn.aggregate="sequence"')
@@ -78,12 +87,16 @@ def test_the_gradient_of_packs_is_hugging_faces(folder: Path, device: str, figur
     if plan.settings.model.dtype == "float32":
         assert off < 1e-3
         return
-    own = distance(plain_gradient(plain(folder, device, plan.settings.model.dtype), plan, batch), wanted)
+    own = distance(
+        plain_gradient(plain(folder, device, plan.settings.model.dtype), plan, batch), wanted
+    )
     figures(own_off=own)
     assert off <= 1.25 * own + 1e-3
 
 
-def test_adapters_decode_and_train(folder: Path, device: str, tmp_path: Path, figures: Callable[..., None]) -> None:
+def test_adapters_decode_and_train(
+    folder: Path, device: str, tmp_path: Path, figures: Callable[..., None]
+) -> None:
     """The engine's log-probs are those of peft's merged model, before and after an update, which leaves the weights
     below the adapters alone."""
     peft = pytest.importorskip("peft")
@@ -95,7 +108,9 @@ def test_adapters_decode_and_train(folder: Path, device: str, tmp_path: Path, fi
                 weight.normal_(0.0, 0.02)
     engine = engine_of(plan, model)
     learner = build_learner(plan, model, engine)
-    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    frozen = {
+        name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad
+    }
     biggest = []
     for version in range(2):
         done = run(engine, ask(plan, 2, n=4, first=100 * version, max_tokens=TOKENS))

@@ -37,7 +37,9 @@ def test_every_end_of_the_model_ends_a_response(folder: Path) -> None:
     after = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("yes")[2]
     turn = tokenizer(after, add_special_tokens=False).input_ids[0]
     assert turn in plan.codec.stop_ids and plan.codec.encode_response("yes")[-1] == turn
-    assert tokenizer.pad_token_id != turn, "an end that pads would be masked from the loss by other trainers"
+    assert tokenizer.pad_token_id != turn, (
+        "an end that pads would be masked from the loss by other trainers"
+    )
 
 
 def test_text_comes_back(folder: Path) -> None:

@@ -25,7 +25,9 @@ pytestmark = [
 def rows(folder: Path) -> Dataset:
     table = plan_of(folder, "cpu").problems.train
     prompts = [table.at(i) for i in range(len(table))]
-    return Dataset.from_list([{"id": p.id, "prompt": [{"role": "user", "content": p.text}]} for p in prompts])
+    return Dataset.from_list(
+        [{"id": p.id, "prompt": [{"role": "user", "content": p.text}]} for p in prompts]
+    )
 
 
 def even_length(completions: list[Any], **columns: Any) -> list[float]:
@@ -50,7 +52,9 @@ def test_two_steps(folder: Path, device: str, tmp_path: Path, figures: Callable[
         disable_tqdm=True,
         beta=0.0,
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if half else torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16 if half else torch.float32
+    )
     trained = GRPOTrainer(
         model=model,
         args=args,
@@ -69,7 +73,9 @@ def test_two_steps(folder: Path, device: str, tmp_path: Path, figures: Callable[
         mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
         size = out["completion_ids"].shape[1]
         with torch.no_grad():
-            theirs, _, _ = trained._get_per_token_logps_and_entropies(trained.model, ids, mask, size)
+            theirs, _, _ = trained._get_per_token_logps_and_entropies(
+                trained.model, ids, mask, size
+            )
         apart = (theirs - out["sampling_per_token_logps"]).abs()
         found.append(apart[out["completion_mask"].bool()])
         inner(out, *rest)
@@ -83,4 +89,6 @@ def test_two_steps(folder: Path, device: str, tmp_path: Path, figures: Callable[
         assert float(apart.mean()) < 0.1
     else:
         assert float(apart.max()) < 1e-3
-    assert any(not torch.equal(a, b) for a, b in zip(before, trained.model.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(before, trained.model.parameters(), strict=True)
+    )

@@ -70,7 +70,9 @@ def verdicts(folder: Path, out: Path, engine: str, dtype: str) -> dict[str, bool
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.skipif(not os.environ.get(GSM8K), reason=f"${GSM8K} names no file with the problems of GSM8K")
+@pytest.mark.skipif(
+    not os.environ.get(GSM8K), reason=f"${GSM8K} names no file with the problems of GSM8K"
+)
 def test_gsm8k_greedy_is_within_a_point_of_vllm(
     folder: Path, device: str, dtype: str, tmp_path: Path, figures: Callable[..., None]
 ) -> None:

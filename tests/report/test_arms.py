@@ -12,17 +12,39 @@ from whet.report.compare import settings_that_differ
 
 
 def test_seeds_of_one_arm_are_recognised_by_their_names() -> None:
-    names = ["speed-seed0", "speed_s1", "speed.seed=2", "speed seed 3", "runs/speed/4", "uniform-16", "uniform 48"]
-    assert [arm_name(n) for n in names] == [*["speed"] * 4, "runs/speed", "uniform-16", "uniform 48"]
+    names = [
+        "speed-seed0",
+        "speed_s1",
+        "speed.seed=2",
+        "speed seed 3",
+        "runs/speed/4",
+        "uniform-16",
+        "uniform 48",
+    ]
+    assert [arm_name(n) for n in names] == [
+        *["speed"] * 4,
+        "runs/speed",
+        "uniform-16",
+        "uniform 48",
+    ]
 
 
 def test_equal_folder_names_are_distinguished_by_their_parents() -> None:
-    paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/a/other"), Path("/b/y/run"), Path("/a/other")]
+    paths = [
+        Path("/a/x/run"),
+        Path("/a/y/run"),
+        Path("/a/other"),
+        Path("/b/y/run"),
+        Path("/a/other"),
+    ]
     assert list(name_runs(paths)) == ["x/run", "a/y/run", "other", "b/y/run"]
 
 
 def test_arms_keep_the_order_given(make_run: Callable[..., Path]) -> None:
-    folders = [make_run(name, seed=i) for i, name in enumerate(("uniform-seed0", "speed-seed0", "uniform-seed1"))]
+    folders = [
+        make_run(name, seed=i)
+        for i, name in enumerate(("uniform-seed0", "speed-seed0", "uniform-seed1"))
+    ]
     arms = read_arms(folders)
     assert [(arm.name, len(arm.runs)) for arm in arms] == [("uniform", 2), ("speed", 1)]
     named = read_arms({"first": folders[1], "second": folders[0]})
@@ -46,8 +68,16 @@ def test_a_damaged_line_is_left_out_and_named(save_run: Callable[..., Path]) -> 
     for text, steps, says in (
         ('{"step": 0}\n{"step": 1}', [0, 1], ""),
         ('{"step": 0}\n{"step": 1, "rew', [0], ""),  # torn by a kill, or being written now
-        ('{"step": 0}\n\x00\x00\n{"step": 2}\n', [0, 2], "Line 2 of metrics.jsonl is damaged and left out."),
-        ('[1]\n\n{"step": 2}\n{', [2], "Line 1 and 1 more of metrics.jsonl are damaged and left out."),
+        (
+            '{"step": 0}\n\x00\x00\n{"step": 2}\n',
+            [0, 2],
+            "Line 2 of metrics.jsonl is damaged and left out.",
+        ),
+        (
+            '[1]\n\n{"step": 2}\n{',
+            [2],
+            "Line 1 and 1 more of metrics.jsonl are damaged and left out.",
+        ),
     ):
         (folder / "metrics.jsonl").write_text(text)
         log = read_run("run", folder)

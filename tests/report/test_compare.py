@@ -35,10 +35,18 @@ def rows(*points: tuple[int, float]) -> list[dict[str, float]]:
 
 def three_arms(save_run: Callable[..., Path]) -> list[Path]:
     return [
-        save_run("uniform-seed0", rows((0, 0.2), (100, 0.5), (200, 0.5), (300, 0.6), (400, 0.6)), seed=0),
-        save_run("uniform-seed1", rows((0, 0.2), (100, 0.4), (200, 0.5), (300, 0.5), (400, 0.5)), seed=1),
-        save_run("speed-seed0", rows((0, 0.2), (50, 0.5), (100, 0.6), (150, 0.6), (200, 0.6)), seed=0),
-        save_run("speed-seed1", rows((0, 0.2), (50, 0.5), (110, 0.6), (150, 0.6), (200, 0.6)), seed=1),
+        save_run(
+            "uniform-seed0", rows((0, 0.2), (100, 0.5), (200, 0.5), (300, 0.6), (400, 0.6)), seed=0
+        ),
+        save_run(
+            "uniform-seed1", rows((0, 0.2), (100, 0.4), (200, 0.5), (300, 0.5), (400, 0.5)), seed=1
+        ),
+        save_run(
+            "speed-seed0", rows((0, 0.2), (50, 0.5), (100, 0.6), (150, 0.6), (200, 0.6)), seed=0
+        ),
+        save_run(
+            "speed-seed1", rows((0, 0.2), (50, 0.5), (110, 0.6), (150, 0.6), (200, 0.6)), seed=1
+        ),
         save_run("lazy", rows((0, 0.2), (200, 0.2), (400, 0.2)), seed=0),
     ]
 
@@ -46,7 +54,11 @@ def three_arms(save_run: Callable[..., Path]) -> list[Path]:
 def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
     result = compare(read_arms(three_arms(save_run)))
     assert result.levels == [0.3, 0.4, 0.5, 0.55, 0.6]
-    assert (result.arms, result.seeds, result.evaluation) == (["uniform", "speed", "lazy"], [2, 2, 1], "held_out")
+    assert (result.arms, result.seeds, result.evaluation) == (
+        ["uniform", "speed", "lazy"],
+        [2, 2, 1],
+        "held_out",
+    )
     at_half = [row[2] for row in result.costs["tokens"]]
     assert at_half == [
         TableCell("150k", "", "100k–200k"),  # of two seeds a draw holds either alone or both
@@ -61,17 +73,21 @@ def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
     ]
 
 
-def test_a_seed_that_ended_early_is_no_lower_end_of_the_range(save_run: Callable[..., Path]) -> None:
+def test_a_seed_that_ended_early_is_no_lower_end_of_the_range(
+    save_run: Callable[..., Path],
+) -> None:
     long = save_run("a-seed0", rows((0, 0.2), (200, 0.4), (300, 0.6), (400, 0.6)))
     short = save_run("a-seed1", rows((0, 0.2), (100, 0.4)))
     result = compare(read_arms([long, short]))
     assert result.levels[-1] == 0.6
-    assert result.costs["tokens"][0][-1] == TableCell(">200k", "", "≥300k")  # the median of 300 and more than 100
+    # the median of 300 and more than 100
+    assert result.costs["tokens"][0][-1] == TableCell(">200k", "", "≥300k")
 
 
 def test_ends_by_hand(save_run: Callable[..., Path]) -> None:
     ends = compare(read_arms(three_arms(save_run))).ends[0]
-    assert ends["accuracy"] == TableCell("0.533", "", "0.500–0.567")  # (0.5 + 0.6 + 0.6) / 3 and 0.5
+    # (0.5 + 0.6 + 0.6) / 3 and 0.5
+    assert ends["accuracy"] == TableCell("0.533", "", "0.500–0.567")
     assert ends["tokens"] == TableCell("400k")
     assert ends["trained on"] == TableCell("25%")
     assert ends["signal"] == TableCell("50%")  # the mean of 0.2, 0.4, 0.6, 0.8
@@ -90,7 +106,16 @@ def test_the_terminal_shows_all_arms_at_80_columns(save_run: Callable[..., Path]
     console = Console(file=io.StringIO(), width=80)
     console.print(compare_table(three_arms(save_run)))
     shown = console.file.getvalue()
-    for word in ("uniform", "speed", "lazy", "0.55", "3.0×", "never", "spent 400k", "two evaluations in"):
+    for word in (
+        "uniform",
+        "speed",
+        "lazy",
+        "0.55",
+        "3.0×",
+        "never",
+        "spent 400k",
+        "two evaluations in",
+    ):
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
@@ -101,7 +126,10 @@ def test_no_number_is_cut_at_80_columns(save_run: Callable[..., Path], seconds: 
     """Long names and ten-digit costs: a number without its end would be another number."""
     levels = [(k, round(0.31 + 0.05 * k, 2)) for k in range(8)]
     folders = []
-    for name, pace, seeds in (("a-rather-long-name-of-an-arm", 13_371, 3), ("another-name-that-is-long", 17_777, 3)):
+    for name, pace, seeds in (
+        ("a-rather-long-name-of-an-arm", 13_371, 3),
+        ("another-name-that-is-long", 17_777, 3),
+    ):
         for seed in range(seeds):
             log = rows(*[(k * (pace + 913 * seed), a) for k, a in [*levels, (8, 0.66)]])
             stretched = [{**row, "time_s": row["time_s"] * seconds} for row in log]
@@ -119,7 +147,9 @@ def test_no_number_is_cut_at_80_columns(save_run: Callable[..., Path], seconds: 
 
 def test_only_a_sure_gain_is_green() -> None:
     """A bound such as ">0.11x" tells nothing: the arm may be cheaper or dearer."""
-    slow, fast, late = (measured(name, *c, size=100_000) for name, c in (("s", SLOW), ("f", FAST), ("l", FELL)))
+    slow, fast, late = (
+        measured(name, *c, size=100_000) for name, c in (("s", SLOW), ("f", FAST), ("l", FELL))
+    )
     assert [c.better for c in compare([slow, fast]).costs["tokens"][1]][-1] == 1
     assert [c.better for c in compare([fast, slow]).costs["tokens"][1]][-1] == -1
     assert {c.better for c in compare([fast, late]).costs["tokens"][1]} == {0}
@@ -176,17 +206,34 @@ def test_noise_of_evaluations_gives_an_interval_to_a_single_run() -> None:
     assert few.costs["tokens"][0][2].range.startswith("200k–"), "fifty problems do not fix a level"
     assert many.costs["tokens"][0][2] == TableCell("300k"), "a million do"
     low, high = map(float, few.ends[0]["accuracy"].range.split("–"))
-    assert few.ends[0]["accuracy"].value == "0.620" and 0.52 < low < 0.57 and 0.67 < high < 0.72  # 0.08 for 150 answers
+    # 0.08 for 150 answers
+    assert few.ends[0]["accuracy"].value == "0.620" and 0.52 < low < 0.57 and 0.67 < high < 0.72
     assert compare([measured("a", *SLOW, size=50)]).costs == few.costs, "the same every time"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (SLOW, FAST, "new is better than old: it reaches 0.60 with 0.50 of the tokens (0.50–0.50) and ends at 0.620"),
-        (FAST, SLOW, "new is worse than old: it reaches 0.60 with 2.00 of the tokens (2.00–2.00) and ends at 0.620"),
-        (FAST, FAST, "new and old do not differ clearly: new reaches 0.60 with 1.00 of the tokens (1.00–1.00) and"),
-        ((0.2, 0.2, 0.3, 0.3), (0.2, 0.2, 0.2, 0.2), "new is worse than old: it ends at 0.200 against 0.267 (-0.0"),
+        (
+            SLOW,
+            FAST,
+            "new is better than old: it reaches 0.60 with 0.50 of the tokens (0.50–0.50) and ends at 0.620",
+        ),
+        (
+            FAST,
+            SLOW,
+            "new is worse than old: it reaches 0.60 with 2.00 of the tokens (2.00–2.00) and ends at 0.620",
+        ),
+        (
+            FAST,
+            FAST,
+            "new and old do not differ clearly: new reaches 0.60 with 1.00 of the tokens (1.00–1.00) and",
+        ),
+        (
+            (0.2, 0.2, 0.3, 0.3),
+            (0.2, 0.2, 0.2, 0.2),
+            "new is worse than old: it ends at 0.200 against 0.267 (-0.0",
+        ),
         (SLOW, FELL, "new is cheaper than old, but ends lower: it reaches 0.60 with 0.50 of"),
         (FELL, SLOW, "new is dearer than old, but ends higher: it reaches 0.60 with 2.00 of"),
     ],
@@ -200,7 +247,9 @@ def test_one_sentence_says_which_is_better(old: Curve, new: Curve, words: str) -
 def test_a_verdict_waits_for_the_end_and_for_evidence() -> None:
     slow, fast = measured("slow", *SLOW, size=20), measured("fast", *FAST[:4], size=20, steps=9)
     (verdict,) = compare([slow, fast]).verdicts
-    assert verdict.startswith("So far fast and slow do not differ clearly"), "twenty problems prove nothing"
+    assert verdict.startswith("So far fast and slow do not differ clearly"), (
+        "twenty problems prove nothing"
+    )
     assert compare([slow, measured("bare")]).verdicts == [] and compare([slow]).verdicts == []
 
 
@@ -228,10 +277,18 @@ OWN = {"data.0.path": "/my/data.jsonl", "held_out.size": 200}
     [
         (on("a1", *SLOW), on("a1", *FAST), True),
         (on("a1", *SLOW), on("b2", *FAST), False),
-        (on("a1", *SLOW, seed=1), on("b2", *FAST, seed=2), True),  # problems that were made with another seed
+        (
+            on("a1", *SLOW, seed=1),
+            on("b2", *FAST, seed=2),
+            True,
+        ),  # problems that were made with another seed
         (on("a1", *SLOW, seed=1), on("b2", *FAST, seed=2, **OWN), False),
         (on("a1", *SLOW), on("a1", *FAST, **OWN), True),  # the same problems from another file
-        (on("", *SLOW), on("", *FAST), True),  # runs of an older version tell by their settings alone
+        (
+            on("", *SLOW),
+            on("", *FAST),
+            True,
+        ),  # runs of an older version tell by their settings alone
         (on("", *SLOW, **{"data.0.task": "chain"}), on("", *FAST, **OWN), False),
         (on("", *SLOW, **{"data.0.weight": 2}), on("", *FAST, **{"data.0.weight": 1}), True),
     ],
@@ -240,25 +297,45 @@ def test_runs_on_other_problems_are_not_compared(old: RunLog, new: RunLog, alike
     arms = [Arm(name="old", runs=(old,)), Arm(name="new", runs=(new,))]
     result = compare(arms)
     cells = [cell for rows in result.costs.values() for cell in rows[1]]
-    assert cells and all(bool(cell.ratio) == alike and (alike or not cell.ratio_range) for cell in cells)
+    assert cells and all(
+        bool(cell.ratio) == alike and (alike or not cell.ratio_range) for cell in cells
+    )
     assert [end["accuracy"].value for end in result.ends] == ["0.620", "0.620"], "both are shown"
     assert any("2×" in note for note in result.notes) == alike
     if not alike:
-        assert result.verdicts == ["old and new are not comparable: their problems differ (held_out)."]
+        assert result.verdicts == [
+            "old and new are not comparable: their problems differ (held_out)."
+        ]
     else:
-        assert result.verdicts[0].startswith(("new is better than old", "new and old do not differ"))
+        assert result.verdicts[0].startswith(
+            ("new is better than old", "new and old do not differ")
+        )
 
 
 def test_a_benchmark_is_compared_by_its_own_settings() -> None:
     """What the runs train on may differ where both are evaluated on the same problems."""
-    bench = {"eval.0.name": "held_out", "eval.0.path": "gsm8k", "eval.0.limit": 400, "data.0.path": "a"}
-    for change, alike in (({"data.0.path": "b"}, True), ({"eval.0.every": 5}, True), ({"eval.0.limit": 50}, False)):
-        arms = [Arm(name=n, runs=(on("", *SLOW, **s),)) for n, s in (("a", bench), ("b", bench | change))]
+    bench = {
+        "eval.0.name": "held_out",
+        "eval.0.path": "gsm8k",
+        "eval.0.limit": 400,
+        "data.0.path": "a",
+    }
+    for change, alike in (
+        ({"data.0.path": "b"}, True),
+        ({"eval.0.every": 5}, True),
+        ({"eval.0.limit": 50}, False),
+    ):
+        arms = [
+            Arm(name=n, runs=(on("", *SLOW, **s),))
+            for n, s in (("a", bench), ("b", bench | change))
+        ]
         assert arms[1].has_problems_of(arms[0], "held_out") == alike
 
 
 def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:
-    result = compare(read_arms([save_run("bare", [{"step": 3, "tokens_generated": 10}]), save_run("empty", [])]))
+    result = compare(
+        read_arms([save_run("bare", [{"step": 3, "tokens_generated": 10}]), save_run("empty", [])])
+    )
     assert (
         result.levels == []
         and result.ends[0]["accuracy"] == TableCell("–")
@@ -277,7 +354,10 @@ def test_a_run_that_was_stopped_is_marked(save_run: Callable[..., Path]) -> None
 
 
 def test_a_run_without_a_row_does_not_hide_the_others(save_run: Callable[..., Path]) -> None:
-    whole, empty = save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1), save_run("empty", [], steps=3)
+    whole, empty = (
+        save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1),
+        save_run("empty", [], steps=3),
+    )
     result = compare(read_arms([empty, whole]))
     assert (result.evaluation, result.unfinished) == ("held_out", ["empty stopped at step 0 of 3"])
     both = compare(read_arms({"a-seed0": whole, "a-seed1": empty})).ends[0]
@@ -362,5 +442,8 @@ def test_names_are_text_never_markup() -> None:
 
 
 def test_sets_are_found_by_their_accuracy() -> None:
-    assert evaluation_names([FULL]) == ["gsm8k"] and evaluation_names([{"eval/a/level/accuracy": 1.0}]) == []
+    assert (
+        evaluation_names([FULL]) == ["gsm8k"]
+        and evaluation_names([{"eval/a/level/accuracy": 1.0}]) == []
+    )
     assert evaluation_names([{"eval/math/hard/accuracy": 0.1}]) == ["math/hard"]

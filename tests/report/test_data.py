@@ -36,14 +36,32 @@ def test_a_finished_run_has_all_parts(make_run: Save) -> None:
     (folder / "pictures.jsonl").write_text('{"step": 1, "pass_rates": [1]}\n{"step": 2}\n')
     page = page_of(folder)
     (run,) = page["runs"]
-    assert (run["name"], run["arm"], run["seed"], run["state"]) == ("speed-seed3", "speed", 3, "finished")
+    assert (run["name"], run["arm"], run["seed"], run["state"]) == (
+        "speed-seed3",
+        "speed",
+        3,
+        "finished",
+    )
     head = run["headline"]
-    assert head["evaluation"] == "held_out" and head["greedy"] and 0 < head["low"] < head["accuracy"] < head["high"] < 1
-    assert (head["tokens"], head["steps"], head["hardware"], head["recipe"]) == (960_000, 60, "2 cores", "chain")
+    assert (
+        head["evaluation"] == "held_out"
+        and head["greedy"]
+        and 0 < head["low"] < head["accuracy"] < head["high"] < 1
+    )
+    assert (head["tokens"], head["steps"], head["hardware"], head["recipe"]) == (
+        960_000,
+        60,
+        "2 cores",
+        "chain",
+    )
     assert {len(values) for values in run["series"].values()} == {61}
     assert run["evaluations"] == ["held_out"] and [p["step"] for p in run["pictures"]] == [1, 2]
-    assert ["curriculum.groups", "8"] in run["settings"] and ["learn.lr", "0.0002"] in run["settings"]
-    assert not [key for key, _ in run["settings"] if key in ("model.hidden", "learn.stop", "eval.0.top_p")]
+    assert ["curriculum.groups", "8"] in run["settings"] and ["learn.lr", "0.0002"] in run[
+        "settings"
+    ]
+    assert not [
+        key for key, _ in run["settings"] if key in ("model.hidden", "learn.stop", "eval.0.top_p")
+    ]
     assert run["rollouts"]["total"] == 60 and run["rollouts"]["steps"] == [0, 1, 2, 59, 60]
     titles = [table["title"] for table in page["compare"]["tables"]]
     assert titles[0] == "How the runs ended" and "Accuracy by difficulty of the prompt" in titles
@@ -54,7 +72,10 @@ def test_states_are_told(save_run: Save) -> None:
     collapsed = save_run("collapsed", [{"step": 0}, {"step": 12, "collapsed": 1.0}], steps=40)
     going = save_run("going", [{"step": 3}], steps=40)
     with Run.resume(going):
-        states = [run["state"] for run in page_of(stopped, collapsed, going, save_run("young", [], steps=4))["runs"]]
+        states = [
+            run["state"]
+            for run in page_of(stopped, collapsed, going, save_run("young", [], steps=4))["runs"]
+        ]
     assert states == ["stopped at step 12 of 40", "collapsed", "going on", "stopped at step 0 of 4"]
 
 
@@ -69,7 +90,9 @@ def test_a_run_of_an_older_version_or_half_written_is_shown(save_run: Save) -> N
         '{"step": 0}\nnoise\n[1]\n{"flow": 1}\n{"step": 1, "flow": {"asked": 1e999}}\n{"st'
     )
     with (folder / "rollouts" / "step_00000001.jsonl").open("a") as file:
-        file.write('noise\n{"step": 1, "verdict": "odd", "reward": NaN, "prompt": null}\n{"step": 1, "prom')
+        file.write(
+            'noise\n{"step": 1, "verdict": "odd", "reward": NaN, "prompt": null}\n{"step": 1, "prom'
+        )
     (run,) = page_of(folder)["runs"]
     assert ["bygone.setting", "3"] in run["settings"] and run["series"]["step"] == [0, 1]
     assert run["pictures"] == [{"step": 0}, {"step": 1, "flow": {"asked": None}}]
@@ -90,21 +113,39 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_gaps_nan_and_disorder_become_columns_of_equal_length(save_run: Save) -> None:
-    rows = [{"step": 2, "a": math.nan, "b": True}, {"step": 0, "a": 1 / 3}, {"a": 5}, {"step": 3, "word": "x"}]
+    rows = [
+        {"step": 2, "a": math.nan, "b": True},
+        {"step": 0, "a": 1 / 3},
+        {"a": 5},
+        {"step": 3, "word": "x"},
+    ]
     folder = save_run("run", [])
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 3, "a": 4e9}]))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 3, "a": 4e9}])
+    )
     series = page_of(folder)["runs"][0]["series"]
     assert series == {
-        "step": [0, 2, 3], "tokens_generated": [None] * 3, "time_s": [None] * 3, "a": [0.333333, None, 4_000_000_000]
-    }  # fmt: skip
+        "step": [0, 2, 3],
+        "tokens_generated": [None] * 3,
+        "time_s": [None] * 3,
+        "a": [0.333333, None, 4_000_000_000],
+    }
 
 
 def test_thinned_rows_keep_the_last_and_the_evaluations() -> None:
-    rows = [{"step": i, "x": 1.0} | ({"eval/a/accuracy": 0.5} if i % 100 == 0 else {}) for i in range(1001)]
+    rows = [
+        {"step": i, "x": 1.0} | ({"eval/a/accuracy": 0.5} if i % 100 == 0 else {})
+        for i in range(1001)
+    ]
     kept = thin(rows, 400)
-    assert len(kept) <= 145 and kept[-1] is rows[-1] and sum("eval/a/accuracy" in row for row in kept) == 11
     assert (
-        thin(rows, 10_000) is rows and len(thin([{"step": i, "eval/a/accuracy": 0} for i in range(1000)], 200)) <= 100
+        len(kept) <= 145
+        and kept[-1] is rows[-1]
+        and sum("eval/a/accuracy" in row for row in kept) == 11
+    )
+    assert (
+        thin(rows, 10_000) is rows
+        and len(thin([{"step": i, "eval/a/accuracy": 0} for i in range(1000)], 200)) <= 100
     )
     assert columns(kept)["step"][0] == 0
 
@@ -124,15 +165,24 @@ def test_a_cursor_gives_only_what_is_new(save_run: Save) -> None:
         (folder / "pictures.jsonl").write_text("".join(f'{{"step": {i}}}\n' for i in range(3)))
     live = PageData([a, b], title="t")
     first = live.read(live=True)
-    assert first["live"] and first["runs"][0]["rollouts"]["rows"] is None and "reset" not in first["runs"][0]
-    assert [run["series"]["step"] for run in live.read(live=True, after=first["cursor"])["runs"]] == [[], []]
+    assert (
+        first["live"]
+        and first["runs"][0]["rollouts"]["rows"] is None
+        and "reset" not in first["runs"][0]
+    )
+    assert [
+        run["series"]["step"] for run in live.read(live=True, after=first["cursor"])["runs"]
+    ] == [[], []]
     with (a / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(rows[3]) + "\n")
     with (a / "pictures.jsonl").open("a") as file:
         file.write('{"step": 3}\n')
     second = live.read(live=True, after=first["cursor"])
     assert [run["series"]["step"] for run in second["runs"]] == [[3], []]
-    assert second["runs"][0]["pictures"] == [{"step": 3}] and second["runs"][0]["headline"]["steps"] == 3
+    assert (
+        second["runs"][0]["pictures"] == [{"step": 3}]
+        and second["runs"][0]["headline"]["steps"] == 3
+    )
     assert second["cursor"] != first["cursor"]
 
 
@@ -157,7 +207,9 @@ def log_of(rows: list[dict[str, Any]], **settings: Any) -> RunLog:
     return RunLog(name="run", folder=Path("nowhere"), settings=about | settings, rows=rows)
 
 
-def evaluated(*accuracies: float, half: float = 0.03, name: str = "a", **more: list[float]) -> list[dict[str, Any]]:
+def evaluated(
+    *accuracies: float, half: float = 0.03, name: str = "a", **more: list[float]
+) -> list[dict[str, Any]]:
     """Rows a minute apart with these accuracies, all known up to `half`."""
     rows: list[dict[str, Any]] = []
     for i, accuracy in enumerate(accuracies):
@@ -178,11 +230,23 @@ def evaluated(*accuracies: float, half: float = 0.03, name: str = "a", **more: l
     [
         ([], "It was not evaluated yet."),
         (evaluated(0.31), "Evaluated once so far: 0.310."),
-        (evaluated(0.31, 0.35, 0.38, 0.43), "Learning: +12.0 points in 3m00s, from 0.310 to 0.430."),
-        (evaluated(0.31, 0.34), "Not clearly learning: +3.0 points in 60s, from 0.310 to 0.340, which may be chance."),
+        (
+            evaluated(0.31, 0.35, 0.38, 0.43),
+            "Learning: +12.0 points in 3m00s, from 0.310 to 0.430.",
+        ),
+        (
+            evaluated(0.31, 0.34),
+            "Not clearly learning: +3.0 points in 60s, from 0.310 to 0.340, which may be chance.",
+        ),
         (evaluated(0.5, 0.4), "Getting worse: −10.0 points in 60s, from 0.500 to 0.400."),
-        (evaluated(0.3, 0.9, 0.6), "Learning: +30.0 points in 2m00s, from 0.300 to 0.600, after 0.900 at step 1."),
-        ([{"eval/a/accuracy": 0.1}, {"eval/a/accuracy": 0.2}], "Accuracy: +10.0 points in 0s, from 0.100 to 0.200."),
+        (
+            evaluated(0.3, 0.9, 0.6),
+            "Learning: +30.0 points in 2m00s, from 0.300 to 0.600, after 0.900 at step 1.",
+        ),
+        (
+            [{"eval/a/accuracy": 0.1}, {"eval/a/accuracy": 0.2}],
+            "Accuracy: +10.0 points in 0s, from 0.100 to 0.200.",
+        ),
     ],
 )
 def test_learning_is_told_from_chance(rows: list[dict[str, Any]], sentence: str) -> None:
@@ -199,7 +263,9 @@ def test_sharpening_is_told_from_learning() -> None:
     falling = [1.0, 0.8, 0.5, 0.3]
     flat = evaluated(0.5, 0.5, 0.51, 0.51, learn__entropy=falling)
     said = judge(log_of(flat), flat, "a")
-    assert said.endswith("It sharpens only: entropy fell from 1 to 0.3, and greedy answers did not get better.")
+    assert said.endswith(
+        "It sharpens only: entropy fell from 1 to 0.3, and greedy answers did not get better."
+    )
     for rows in (
         evaluated(0.5, 0.6, 0.7, 0.8, learn__entropy=falling),  # it learns
         evaluated(0.5, 0.5, 0.51, 0.51, learn__entropy=[1.0, 1.0, 0.9, 0.9]),  # it explores
@@ -210,10 +276,15 @@ def test_sharpening_is_told_from_learning() -> None:
 
 
 def test_lost_rollouts_are_those_without_a_gradient() -> None:
-    rows = [{"step": i, "rollouts": 100 * i, "learn/rollouts": 39, "learn/signal_share": 0.39} for i in range(1, 5)]
+    rows = [
+        {"step": i, "rollouts": 100 * i, "learn/rollouts": 39, "learn/signal_share": 0.39}
+        for i in range(1, 5)
+    ]
     assert lost_rollouts({}, rows) == pytest.approx(0.61)
     whole = [{**row, "learn/rollouts": 100} for row in rows]
-    assert lost_rollouts({"learn.kl_coef": 0.1}, whole) == pytest.approx(0.61), "all went through the model for the KL"
+    assert lost_rollouts({"learn.kl_coef": 0.1}, whole) == pytest.approx(0.61), (
+        "all went through the model for the KL"
+    )
     assert lost_rollouts({}, rows[2:]) is None, "half of the log is missing"
     assert lost_rollouts({}, []) is None
 
@@ -229,10 +300,14 @@ def test_a_saving_is_forecast_where_whole_groups_are_wasted() -> None:
     assert forecast_saving(settings, rows) == ("speed", pytest.approx(1 - speed / 80))
     assert "SPEED would save about 45% of the tokens." in judge(log_of(rows), rows, None)
     again = forecast_saving(settings, [{**row, "curriculum/epoch": 3.0} for row in rows])
-    assert again is not None and again[0] == "cures" and 1 - speed / 80 < again[1] < 1, "prompts come back"
+    assert again is not None and again[0] == "cures" and 1 - speed / 80 < again[1] < 1, (
+        "prompts come back"
+    )
     assert forecast_saving(settings, rows[:1]) is None, "twenty groups are too few"
     assert forecast_saving({**settings, "curriculum.name": "cures"}, rows) is None
-    assert forecast_saving(settings, [{"batch/groups": 900.0, "pass_rate/0": 1.0}]) is None, "nothing would teach"
+    assert forecast_saving(settings, [{"batch/groups": 900.0, "pass_rate/0": 1.0}]) is None, (
+        "nothing would teach"
+    )
     dense = [{"batch/groups": 900.0, "pass_rate/to_50": 1.0}]
     assert "save" not in judge(log_of(dense), dense, None)
 
@@ -245,14 +320,20 @@ def test_a_thousand_steps_and_a_hundred_thousand_rollouts_fit(tmp_path: Path) ->
     from whet.report.page import write_page
 
     metrics = [
-        {f"m/{k}": row["time_s"] * k / 7 for k in range(100)} | row for row in learning_rows(1.0, 1000, 9, 0.3, 0)
+        {f"m/{k}": row["time_s"] * k / 7 for k in range(100)} | row
+        for row in learning_rows(1.0, 1000, 9, 0.3, 0)
     ]
     folder = write_run(tmp_path / "run", metrics)
     picture = {"pass_rates": [7] * 11, "running": [[i / 7, 64 - i] for i in range(60)]}
-    (folder / "pictures.jsonl").write_text("".join(json.dumps({"step": i, **picture}) + "\n" for i in range(1001)))
+    (folder / "pictures.jsonl").write_text(
+        "".join(json.dumps({"step": i, **picture}) + "\n" for i in range(1001))
+    )
     rows = chain_rollouts(range(1), 0, "a response & <b> " * 40)
     for step in range(1, 1001):
-        lines = [json.dumps({**rows[i % 12], "step": step, "group_id": i // 8, "index": i % 8}) for i in range(100)]
+        lines = [
+            json.dumps({**rows[i % 12], "step": step, "group_id": i // 8, "index": i % 8})
+            for i in range(100)
+        ]
         (folder / "rollouts" / f"step_{step:08d}.jsonl").write_text("\n".join(lines) + "\n")
     write_page(tmp_path / "page.html", [folder], title="large")
     assert (tmp_path / "page.html").stat().st_size < 15_000_000

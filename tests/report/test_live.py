@@ -30,7 +30,14 @@ def pipe() -> Console:
 
 
 def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=20, color_system=None, _environ={})
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        height=20,
+        color_system=None,
+        _environ={},
+    )
 
 
 def text(console: Console) -> str:
@@ -43,7 +50,9 @@ def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     progress.every_s = HUGE
     for step in range(11):
         row = {"step": step, "tokens_generated": 100 * step, "curriculum/signal_share": 0.25}
-        progress.update(row | ({"eval/held_out/accuracy": step / 20} if step in (0, 4, 8) else {}), step / 10)
+        progress.update(
+            row | ({"eval/held_out/accuracy": step / 20} if step in (0, 4, 8) else {}), step / 10
+        )
     progress.close()
     lines = text(console).splitlines()
     assert [line.split(", ")[:2] for line in lines] == [
@@ -71,7 +80,14 @@ def test_long_lines_are_not_broken_in_a_pipe() -> None:
     progress.every_s = HUGE
     progress.message("word " * 40)
     progress.update(
-        {"step": 1, "eval/held_out/accuracy": 0.5, "tokens_generated": 5, "curriculum/signal_share": 0.2, **SPLIT}, 0.5
+        {
+            "step": 1,
+            "eval/held_out/accuracy": 0.5,
+            "tokens_generated": 5,
+            "curriculum/signal_share": 0.2,
+            **SPLIT,
+        },
+        0.5,
     )
     progress.close()
     assert len(text(console).splitlines()) == 2
@@ -83,14 +99,28 @@ def test_a_terminal_gets_a_line_a_step_above_a_footer_that_fits(width: int) -> N
     progress = RunProgress(console=console)
     progress.update({"step": 0, "eval/held_out/accuracy": 0.2}, 0.0)
     progress.message("A sentence that stays.")
-    row = {"step": 5, "eval/held_out/accuracy": 0.612, "curriculum/signal_share": 0.42, "rollout/tokens_per_s": 21_400}
+    row = {
+        "step": 5,
+        "eval/held_out/accuracy": 0.612,
+        "curriculum/signal_share": 0.42,
+        "rollout/tokens_per_s": 21_400,
+    }
     progress.update({**row, "tokens_generated": 85_000, "reward/mean": 0.5}, 0.57)
     progress.update({"step": 6, "reward/mean": 0.55, "time/total": 2.5}, 0.58)
     progress.close()
-    lines = [line.split("\x1b[2K")[-1].removeprefix("\x1b[?25l") for line in text(console).split("\n")]
+    lines = [
+        line.split("\x1b[2K")[-1].removeprefix("\x1b[?25l") for line in text(console).split("\n")
+    ]
     assert max(map(len, lines)) <= width
-    for words in ("0 0.200", "5 0.612 0.500 42% 85k 21.4k", "6 0.550 2.5s", "A sentence that stays."):
-        assert [" ".join(line.split()) for line in lines].count(words) == 1, "each stays, and none is drawn again"
+    for words in (
+        "0 0.200",
+        "5 0.612 0.500 42% 85k 21.4k",
+        "6 0.550 2.5s",
+        "A sentence that stays.",
+    ):
+        assert [" ".join(line.split()) for line in lines].count(words) == 1, (
+            "each stays, and none is drawn again"
+        )
     footer = [line for line in lines if "58%" in line][-1]
     for part in ("step 6", "━", "▁█", "accuracy 0.612"):
         assert part in footer
@@ -116,7 +146,13 @@ def test_every_screen_has_the_heads_once() -> None:
     assert text(console).count("reward") == 3  # above the steps 0, 14 and 28
 
 
-SPLIT = {"time/generate": 7.0, "time/train": 2.0, "time/log_probs": 0.5, "time/idle": 0.5, "time/gpu_idle": 0.08}
+SPLIT = {
+    "time/generate": 7.0,
+    "time/train": 2.0,
+    "time/log_probs": 0.5,
+    "time/idle": 0.5,
+    "time/gpu_idle": 0.08,
+}
 
 
 @pytest.mark.parametrize("width", [64, 120])
@@ -130,7 +166,9 @@ def test_where_the_time_went_is_a_line_of_its_own(width: int) -> None:
     progress = RunProgress(console=piped)
     progress.update({"step": 5, **SPLIT}, 1.0)
     progress.close()
-    assert text(piped) == "step 5, 100%; generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%\n"
+    assert (
+        text(piped) == "step 5, 100%; generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%\n"
+    )
 
 
 def test_hostile_names_and_messages_are_plain_text(save_run: Callable[..., Path]) -> None:
@@ -141,7 +179,11 @@ def test_hostile_names_and_messages_are_plain_text(save_run: Callable[..., Path]
         progress = RunProgress(console=console)
         progress.message("\x1b]0;title\x07 [bold]b[/bold]")
         progress.close()
-        assert "\x1b[2J" not in text(console) and "\x07" not in text(console) and "[bold]b[/bold]" in text(console)
+        assert (
+            "\x1b[2J" not in text(console)
+            and "\x07" not in text(console)
+            and "[bold]b[/bold]" in text(console)
+        )
 
 
 def test_quiet_is_quiet() -> None:
@@ -174,7 +216,12 @@ class Writers:
 def rows(steps: range, tokens: int) -> list[str]:
     return [
         json.dumps(
-            {"step": s, "tokens_generated": tokens * s, "time/total": 1.0, "rollout/tokens_per_s": 900.0}
+            {
+                "step": s,
+                "tokens_generated": tokens * s,
+                "time/total": 1.0,
+                "rollout/tokens_per_s": 900.0,
+            }
             | {"curriculum/signal_share": 0.3, "eval/held_out/accuracy": s / 20}
         )
         + "\n"
@@ -198,17 +245,24 @@ def test_follow_prints_plain_lines_into_a_pipe(two_runs: tuple[dict[str, Path], 
     console = pipe()
     follow(folders, writers.alive, console=console, every_s=HUGE, poll_s=0.0)
     lines = text(console).splitlines()
-    assert any(line.startswith("b: step 2, 40%, 3s left, accuracy 0.100, signal 30%, 900 tokens/s") for line in lines)
+    assert any(
+        line.startswith("b: step 2, 40%, 3s left, accuracy 0.100, signal 30%, 900 tokens/s")
+        for line in lines
+    )
     assert [line for line in lines if "100%" in line] == [
         "b: step 5, 100%, accuracy 0.250, signal 30%, 900 tokens/s, 500 tokens",
         "a: step 10, 100%, accuracy 0.500, signal 30%, 900 tokens/s, 70 tokens",
     ]
-    assert [line for line in lines if line.startswith("b")] == sorted(line for line in lines if line.startswith("b"))
+    assert [line for line in lines if line.startswith("b")] == sorted(
+        line for line in lines if line.startswith("b")
+    )
     assert len(set(lines)) == len(lines) and "\x1b" not in text(console)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_follow_draws_a_table_on_a_terminal(two_runs: tuple[dict[str, Path], Writers], width: int) -> None:
+def test_follow_draws_a_table_on_a_terminal(
+    two_runs: tuple[dict[str, Path], Writers], width: int
+) -> None:
     folders, writers = two_runs
     console = terminal(width)
     follow(folders, writers.alive, console=console, poll_s=0.0)
@@ -237,18 +291,26 @@ def test_follow_waits_for_runs_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert text(console).count("waiting") == 2 and "100%" in text(console)
 
 
-def test_an_evaluation_is_shown_also_when_later_rows_came_with_it(save_run: Callable[..., Path]) -> None:
+def test_an_evaluation_is_shown_also_when_later_rows_came_with_it(
+    save_run: Callable[..., Path],
+) -> None:
     folder = save_run("run", [{"step": 0}], steps=10)
     later = [{"step": 1, "eval/held_out/accuracy": 0.5}, {"step": 2}, {"step": 3}]
     first, second, third = (json.dumps(row) + "\n" for row in later)
     writers = Writers({folder / "metrics.jsonl": iter(["", first + second, third])})
     console = pipe()
     follow({"run": folder}, writers.alive, console=console, every_s=HUGE, poll_s=0.0)
-    lines = ["run: step 0, 0%", "run: step 2, 20%, accuracy 0.500", "run: step 3, 30%, accuracy 0.500"]
+    lines = [
+        "run: step 0, 0%",
+        "run: step 2, 20%, accuracy 0.500",
+        "run: step 3, 30%, accuracy 0.500",
+    ]
     assert text(console).splitlines() == lines
 
 
-def test_an_error_in_alive_leaves_the_terminal_usable(two_runs: tuple[dict[str, Path], Writers]) -> None:
+def test_an_error_in_alive_leaves_the_terminal_usable(
+    two_runs: tuple[dict[str, Path], Writers],
+) -> None:
     def alive() -> bool:
         raise RuntimeError("the arm failed")
 
@@ -327,8 +389,16 @@ def test_the_run_is_timed_by_its_own_rows() -> None:
 
 def test_shares_of_the_time() -> None:
     assert time_split({"step": 1}) == "" and time_split({"time/gpu_idle": 0.5}) == ""
-    row = {"time/generate": 1.0, "time/eval": 98.9, "time/save": 0.1, "time/warm_start": 50.0, "time/total": 100.0}
-    assert time_split(row) == "eval 99%, generate 1%", "what is less than half a hundredth is not worth a word"
+    row = {
+        "time/generate": 1.0,
+        "time/eval": 98.9,
+        "time/save": 0.1,
+        "time/warm_start": 50.0,
+        "time/total": 100.0,
+    }
+    assert time_split(row) == "eval 99%, generate 1%", (
+        "what is less than half a hundredth is not worth a word"
+    )
     status = Status("run", steps=10)
     status.add({"step": 1, **row})
     status.add({"step": 2})
@@ -339,9 +409,21 @@ def test_an_accuracy_without_verdicts_is_none() -> None:
     """In a log and in a terminal; the share of what has no verdict stands beside it."""
     of = "eval/held_out"
     rows = [
-        ({"step": 0, f"{of}/accuracy": 0.5, f"{of}/unjudged": 0.0}, "accuracy 0.500", "0     0.500"),
-        ({"step": 1, f"{of}/accuracy": 0.056, f"{of}/unjudged": 0.389}, "accuracy 0.056 (39% unjudged)", None),
-        ({"step": 2, f"{of}/unjudged": 1.0}, "accuracy - (100% unjudged)", "    2         - (100% unjudged)"),
+        (
+            {"step": 0, f"{of}/accuracy": 0.5, f"{of}/unjudged": 0.0},
+            "accuracy 0.500",
+            "0     0.500",
+        ),
+        (
+            {"step": 1, f"{of}/accuracy": 0.056, f"{of}/unjudged": 0.389},
+            "accuracy 0.056 (39% unjudged)",
+            None,
+        ),
+        (
+            {"step": 2, f"{of}/unjudged": 1.0},
+            "accuracy - (100% unjudged)",
+            "    2         - (100% unjudged)",
+        ),
     ]
     status = Status("", steps=10)
     for row, said, line in rows:
@@ -351,7 +433,9 @@ def test_an_accuracy_without_verdicts_is_none() -> None:
     assert step_line(rows[1][0], "held_out") == "    1     0.056 (39% unjudged)"
     assert status.accuracies == [0.5, 0.056]
     status.add({"step": 3})
-    assert plain_line(status, None).endswith("accuracy - (100% unjudged)"), "until the next evaluation"
+    assert plain_line(status, None).endswith("accuracy - (100% unjudged)"), (
+        "until the next evaluation"
+    )
 
 
 def test_the_signal_is_that_of_the_step() -> None:
@@ -375,7 +459,10 @@ def test_a_resumed_run_starts_its_account_again() -> None:
 def test_latest_values_stay_until_the_next() -> None:
     status = Status("run", steps=10)
     assert status.add({"step": 0, "eval/a/accuracy": 0.1, "eval/b/accuracy": 0.9}) is True
-    assert status.add({"step": 1, "curriculum/signal_share": 0.5, "rollout/tokens_per_s": 100.0}) is False
+    assert (
+        status.add({"step": 1, "curriculum/signal_share": 0.5, "rollout/tokens_per_s": 100.0})
+        is False
+    )
     assert status.add({"step": 2, "eval/b/accuracy": 0.95}) is True
     assert (status.accuracies[-1], status.signal, status.speed) == (0.1, 0.5, 100.0)
 

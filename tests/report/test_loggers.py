@@ -70,14 +70,20 @@ def test_steps_that_are_repeated_are_sent_once(save_run: MakeRun, capfd: Capture
     assert [json.loads(line)["step"] for line in printed.splitlines()] == [0, 1, 2]
 
 
-def test_what_is_not_known_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_not_known_or_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     check_loggers(["jsonl"])
-    with pytest.raises(WhetError, match=r'--log "mlflow" is not known; it is one of wandb, trackio'):
+    with pytest.raises(
+        WhetError, match=r'--log "mlflow" is not known; it is one of wandb, trackio'
+    ):
         check_loggers(["jsonl", "mlflow"])
     (tmp_path / "wandb").mkdir()  # what wandb leaves in a folder is not wandb
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(WhetError, match=r'needs wandb, which is not installed: pip install "whet\[wandb\]"'):
+    with pytest.raises(
+        WhetError, match=r'needs wandb, which is not installed: pip install "whet\[wandb\]"'
+    ):
         check_loggers(["wandb"])
 
 
@@ -88,7 +94,12 @@ def test_a_client_that_fails_does_not_end_the_run(save_run: MakeRun, capfd: Capt
     drive(folder, ROWS, "tensorboard", "jsonl")
     out, err = capfd.readouterr()
     assert len(out.splitlines()) == 3
-    assert " ".join(err.split()).count("--log tensorboard has failed, and the run goes on without it: ") == 1
+    assert (
+        " ".join(err.split()).count(
+            "--log tensorboard has failed, and the run goes on without it: "
+        )
+        == 1
+    )
     assert "Error" in err and "Traceback" not in err
 
 
@@ -103,8 +114,19 @@ def test_a_client_that_hangs_is_ended(save_run: MakeRun, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_a_reader_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
     """As in `whet train --log jsonl | head -0`: the pipe breaks, the run does not."""
-    small = ["steps=3", "held_out.size=8", "curriculum.groups=2", "curriculum.rollouts=4", "rollout.slots=8"]
-    small += ["data.0.task=chain", "curriculum.name=uniform", "rollout.max_tokens=8", "curriculum.starvation=partial"]
+    small = [
+        "steps=3",
+        "held_out.size=8",
+        "curriculum.groups=2",
+        "curriculum.rollouts=4",
+        "rollout.slots=8",
+    ]
+    small += [
+        "data.0.task=chain",
+        "curriculum.name=uniform",
+        "rollout.max_tokens=8",
+        "curriculum.starvation=partial",
+    ]
     command = [sys.executable, "-m", "whet", "train", "--log=jsonl", f"--out={tmp_path / 'run'}"]
     command += [f"--set={item}" for item in small]
     reader, writer = os.pipe()
@@ -122,13 +144,18 @@ def test_tensorboard_reads_the_events(save_run: MakeRun) -> None:
 
     folder = save_run("run", [])
     drive(folder, ROWS, "tensorboard")
-    again = [{"step": 2, "reward/mean": 1.0}, {"step": 3, "reward/mean": 0.5}]  # resumed after step 1
+    # resumed after step 1
+    again = [{"step": 2, "reward/mean": 1.0}, {"step": 3, "reward/mean": 0.5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ({"step": 1},)))
     drive(folder, again, "tensorboard")
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     assert events.Tags()["scalars"] == ["eval/held_out/accuracy", "time_s", "reward/mean"]
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.5), (2, 1.0), (3, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [
+        (1, 0.5),
+        (2, 1.0),
+        (3, 0.5),
+    ]
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
@@ -162,8 +189,16 @@ def test_wandb_writes_offline(save_run: MakeRun, monkeypatch: pytest.MonkeyPatch
     assert (run.project, run.display_name, run.run_group) == ("whet", "speed-seed1", "speed")
     assert {item.key: item.value_json for item in run.config.update}["seed"] == "1"
     history = [record.history for record in records if record.HasField("history")]
-    sent = [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in history]
-    assert [(row["step"], row.get("reward/mean")) for row in sent] == [(0, None), (1, 0.5), (2, 0.75), (3, 1.0)]
+    sent = [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item}
+        for row in history
+    ]
+    assert [(row["step"], row.get("reward/mean")) for row in sent] == [
+        (0, None),
+        (1, 0.5),
+        (2, 0.75),
+        (3, 1.0),
+    ]
 
 
 def test_wandb_without_a_key_says_so(
@@ -174,16 +209,34 @@ def test_wandb_without_a_key_says_so(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     drive(save_run("run", []), ROWS, "wandb")
-    assert "--log wandb has failed" in (err := " ".join(capfd.readouterr().err.split())) and "No API key" in err
+    assert (
+        "--log wandb has failed" in (err := " ".join(capfd.readouterr().err.split()))
+        and "No API key" in err
+    )
 
 
-def test_trackio_keeps_rows_on_this_machine(save_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trackio_keeps_rows_on_this_machine(
+    save_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     folder = save_run("speed-seed1", [])
     drive(folder, ROWS, "trackio")
     drive(folder, [{"step": 3, "reward/mean": 1.0}], "trackio")  # resumed
-    ask = [sys.executable, "-m", "trackio.cli", "get", "metric", "--project", "whet", "--run", "speed-seed1", "--json"]
-    done = subprocess.run([*ask, "--metric", "reward/mean"], capture_output=True, text=True, check=True)
+    ask = [
+        sys.executable,
+        "-m",
+        "trackio.cli",
+        "get",
+        "metric",
+        "--project",
+        "whet",
+        "--run",
+        "speed-seed1",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*ask, "--metric", "reward/mean"], capture_output=True, text=True, check=True
+    )
     values = json.loads(done.stdout)["values"]
     assert [(point["step"], point["value"]) for point in values] == [(1, 0.5), (2, 0.75), (3, 1.0)]

@@ -66,7 +66,9 @@ class Outline(HTMLParser):
 
     @property
     def data(self) -> dict:  # type: ignore[type-arg]
-        return json.loads(self.inside["script"][0], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        return json.loads(
+            self.inside["script"][0], parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+        )
 
 
 def written(out: Path, folders: list[Path], **options: str) -> Outline:
@@ -90,17 +92,25 @@ def test_a_page_stands_alone_and_is_whole(arms: list[Path], tmp_path: Path) -> N
     assert all(href.startswith("#") for href in outline.attributes.get("href", []))
     assert "uPlot" in outline.inside["script"][1] and len(outline.inside["script"]) == 3
     page = outline.data
-    assert page["title"] == "Curricula side by side" and page["note"] == "First paragraph.\n\nSecond one."
+    assert (
+        page["title"] == "Curricula side by side"
+        and page["note"] == "First paragraph.\n\nSecond one."
+    )
     assert [arm["name"] for arm in page["arms"]] == ["uniform", "dapo", "speed"]
     assert len(page["runs"]) == 6 and page["live"] is False
 
 
-def test_the_policy_names_every_script_and_style_and_nothing_else(arms: list[Path], tmp_path: Path) -> None:
+def test_the_policy_names_every_script_and_style_and_nothing_else(
+    arms: list[Path], tmp_path: Path
+) -> None:
     outline = written(tmp_path / "page.html", arms[:1])
     (policy,) = (text for text in outline.attributes["content"] if "default-src" in text)
 
     def digests(texts: list[str]) -> list[str]:
-        return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts]
+        return [
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            for text in texts
+        ]
 
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -125,22 +135,49 @@ def test_without_a_script_the_numbers_are_tables(arms: list[Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:20]))
-def test_model_output_is_text_and_nothing_else(text: str, save_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_model_output_is_text_and_nothing_else(
+    text: str, save_run: Callable[..., Path], tmp_path: Path
+) -> None:
     rollouts = [
-        {"step": step, "prompt_id": text, "group_id": 0, "prompt": text, "response": text, "answer": text}
-        | {"verdict": "right", "length": 3, "finish": text, "phase": text, "version": 1, "note": text, "level": text}
-        | {"pieces": [text[:2], text[2:]], "log_probs": [-0.5, float("nan")], "entropies": [0.1, 0.2], "drafted": "01"}
+        {
+            "step": step,
+            "prompt_id": text,
+            "group_id": 0,
+            "prompt": text,
+            "response": text,
+            "answer": text,
+        }
+        | {
+            "verdict": "right",
+            "length": 3,
+            "finish": text,
+            "phase": text,
+            "version": 1,
+            "note": text,
+            "level": text,
+        }
+        | {
+            "pieces": [text[:2], text[2:]],
+            "log_probs": [-0.5, float("nan")],
+            "entropies": [0.1, 0.2],
+            "drafted": "01",
+        }
         for step in (0, 9)
     ]
     words = dict.fromkeys(("prompt", "response", "answer", "finish", "phase"), "calm")
-    calm = written(tmp_path / "a.html", [save_run("calm", [{"step": 0}], [{**row, **words} for row in rollouts])])
+    calm = written(
+        tmp_path / "a.html",
+        [save_run("calm", [{"step": 0}], [{**row, **words} for row in rollouts])],
+    )
     out = tmp_path / "hostile.html"
     hostile = written(out, [save_run("run", [{"step": 0}], rollouts)])
     assert hostile.tags == calm.tags and hostile.attributes.keys() == calm.attributes.keys()
     assert hostile.inside["script"][1:] == calm.inside["script"][1:]
     html = out.read_text()
     assert len(html) - len((tmp_path / "a.html").read_text()) < 200_000
-    assert not {c for c in html if ord(c) < 32 and c not in "\n\t"} and not set(html) & set("\u202e\u2066\u2028")
+    assert not {c for c in html if ord(c) < 32 and c not in "\n\t"} and not set(html) & set(
+        "\u202e\u2066\u2028"
+    )
     rows = hostile.data["runs"][0]["rollouts"]["rows"]
     assert [row["step"] for row in rows] == [0, 9]
     if len(text) < 1000:
@@ -151,11 +188,18 @@ def test_model_output_is_text_and_nothing_else(text: str, save_run: Callable[...
 
 
 @pytest.mark.parametrize("text", HOSTILE[:10], ids=lambda text: repr(text[:20]))
-def test_names_notes_and_settings_are_text_too(text: str, save_run: Callable[..., Path], tmp_path: Path) -> None:
-    rows = [{"step": i, "tokens_generated": i, "time_s": i, f"eval/{text}/accuracy": i / 9} for i in range(9)]
+def test_names_notes_and_settings_are_text_too(
+    text: str, save_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [
+        {"step": i, "tokens_generated": i, "time_s": i, f"eval/{text}/accuracy": i / 9}
+        for i in range(9)
+    ]
     a = save_run("a", rows)
     (a / "machine.json").write_text(json.dumps({"hardware": text, "recipe": text}))
-    (a / "pictures.jsonl").write_text(json.dumps({"step": 1, "arm": text, "flow": {text: 1}}) + "\n")
+    (a / "pictures.jsonl").write_text(
+        json.dumps({"step": 1, "arm": text, "flow": {text: 1}}) + "\n"
+    )
     write_page(tmp_path / "page.html", {text: a, "b": save_run("b", rows)}, title=text, note=text)
     html = (tmp_path / "page.html").read_text()
     outline = Outline(html)
@@ -167,19 +211,32 @@ def test_names_notes_and_settings_are_text_too(text: str, save_run: Callable[...
 
 def test_chapters_share_a_page(arms: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    write_chapters(out, {"Mix few": (arms[:2], "Few."), "Mix many": (arms[2:], "Many.")}, title="Demo", note="All.")
+    write_chapters(
+        out,
+        {"Mix few": (arms[:2], "Few."), "Mix many": (arms[2:], "Many.")},
+        title="Demo",
+        note="All.",
+    )
     outline = Outline(out.read_text())
     assert [(c["title"], c["note"], len(c["runs"])) for c in outline.data["chapters"]] == [
-        ("Mix few", "Few.", 2), ("Mix many", "Many.", 4)
-    ]  # fmt: skip
-    assert outline.data["runs"] == [] and outline.text.index("Mix few") < outline.text.index("Mix many")
+        ("Mix few", "Few.", 2),
+        ("Mix many", "Many.", 4),
+    ]
+    assert outline.data["runs"] == [] and outline.text.index("Mix few") < outline.text.index(
+        "Mix many"
+    )
 
 
-def test_a_run_that_has_just_begun_has_a_page(save_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_has_a_page(
+    save_run: Callable[..., Path], tmp_path: Path
+) -> None:
     outline = written(tmp_path / "page.html", [save_run("new", [])])
     assert "Nothing was recorded yet." in outline.text
     (run,) = outline.data["runs"]
-    assert run["series"] == {"step": [], "tokens_generated": [], "time_s": []} and run["headline"]["accuracy"] is None
+    assert (
+        run["series"] == {"step": [], "tokens_generated": [], "time_s": []}
+        and run["headline"]["accuracy"] is None
+    )
 
 
 def test_reports_load_no_torch() -> None:

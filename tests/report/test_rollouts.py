@@ -26,17 +26,32 @@ WORDS = st.text(st.characters(codec=None, exclude_categories=()), max_size=12) |
 VALUES = WORDS | st.integers(0, 10**6) | st.none()
 
 
-@given(st.lists(st.fixed_dictionaries({"response": WORDS}, optional=dict.fromkeys(FIELDS, VALUES)), max_size=4))
+@given(
+    st.lists(
+        st.fixed_dictionaries({"response": WORDS}, optional=dict.fromkeys(FIELDS, VALUES)),
+        max_size=4,
+    )
+)
 def test_the_index_reads_what_parsing_reads(rows: list[dict[str, Any]]) -> None:
     for separators in ((", ", ": "), (",", ":")):
-        data = "".join(json.dumps(row, separators=separators) + "\n" for row in rows).encode() + b'{"torn": '
+        data = (
+            "".join(json.dumps(row, separators=separators) + "\n" for row in rows).encode()
+            + b'{"torn": '
+        )
         found = index_lines(data)
         assert [json.loads(data[line.start : line.end]) for line in found] == rows
         for line, row in zip(found, rows, strict=True):
-            assert line[2:] == tuple("" if row.get(name) is None else str(row[name]) for name in FIELDS)
+            assert line[2:] == tuple(
+                "" if row.get(name) is None else str(row[name]) for name in FIELDS
+            )
 
 
-@given(st.recursive(WORDS | st.floats() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner)))
+@given(
+    st.recursive(
+        WORDS | st.floats() | st.none(),
+        lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner),
+    )
+)
 def test_json_is_strict_ascii_and_cannot_end_an_element(value: Any) -> None:
     text = to_json(value)
     assert text.isascii() and not set(text) & set("<>&")
@@ -59,10 +74,16 @@ def test_one_rollout_of_each_prompt_a_wrong_one_if_there_is_one(save_run: Save) 
     rows = [{**row, "phase": "train"} for row in chain_rollouts((1, 2), 3)]
     found = whole(save_run("run", [{"step": 0}], rows), each=True, limit=2)
     assert [(row["step"], row["prompt_id"]) for row in found] == list(
-        dict.fromkeys((step, row["prompt_id"]) for step in (2, 1) for row in rows if row["step"] == step)
+        dict.fromkeys(
+            (step, row["prompt_id"]) for step in (2, 1) for row in rows if row["step"] == step
+        )
     )
     for row in found:
-        verdicts = {r["verdict"] for r in rows if (r["step"], r["prompt_id"]) == (row["step"], row["prompt_id"])}
+        verdicts = {
+            r["verdict"]
+            for r in rows
+            if (r["step"], r["prompt_id"]) == (row["step"], row["prompt_id"])
+        }
         assert row["verdict"] == ("wrong" if "wrong" in verdicts else "right")
     assert {row["verdict"] for row in found} != {"right"}
 
@@ -75,7 +96,9 @@ def run(save_run: Save) -> Path:
     rows[3]["response"] = 'It\'s "Straße" </script> \\ ÉCLAT'
     folder = save_run("run", [{"step": 5}], rows)
     evals = [{**row, "phase": "eval"} for row in rows if row["step"] == 5]
-    (folder / "rollouts" / "eval_00000005.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evals))
+    (folder / "rollouts" / "eval_00000005.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in evals)
+    )
     return folder
 
 
@@ -83,16 +106,34 @@ def test_filters_find_what_a_plain_reading_finds(run: Path) -> None:
     rows = whole(run)
     assert [row["step"] for row in rows] == [5] * 24 + [2] * 12 + [1] * 12
     assert [row["kind"] for row in rows[:24]] == ["step"] * 12 + ["eval"] * 12
-    assert {"prompt", "response", "answer", "reward", "finish", "version", "note", "index", "level"} <= rows[0].keys()
+    assert {
+        "prompt",
+        "response",
+        "answer",
+        "reward",
+        "finish",
+        "version",
+        "note",
+        "index",
+        "level",
+    } <= rows[0].keys()
     for field in ("verdict", "group_id", "level"):
         for value in {row[field] for row in rows}:
-            assert whole(run, filters={field: value}) == [row for row in rows if row[field] == value]
-    assert whole(run, filters={"prompt_id": "hain-1"}) == [row for row in rows if "chain-1" in row["prompt_id"]] != []
+            assert whole(run, filters={field: value}) == [
+                row for row in rows if row[field] == value
+            ]
+    assert (
+        whole(run, filters={"prompt_id": "hain-1"})
+        == [row for row in rows if "chain-1" in row["prompt_id"]]
+        != []
+    )
     assert whole(run, step=2) == rows[24:36] and whole(run, kind="eval") == rows[12:24]
     assert whole(run, filters={"verdict": "right", "phase": "eval"}, step=1) == []
 
 
-@pytest.mark.parametrize("text", ["straSSe", "Straße", '"', "</SCRIPT>", "\\", "ÉCLAT", "#12", "it's", "chain-"])
+@pytest.mark.parametrize(
+    "text", ["straSSe", "Straße", '"', "</SCRIPT>", "\\", "ÉCLAT", "#12", "it's", "chain-"]
+)
 def test_a_search_ignores_the_case_of_ascii_letters_alone(run: Path, text: str) -> None:
     def lower(word: str) -> bytes:
         return word.encode().lower()
@@ -127,7 +168,9 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     assert RolloutShelf(run).overview()["steps"] == [] == whole(run)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1.step", "1.step.-2", "1.STEP.3", "9" * 30 + ".step.1", "1.step.1\n"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1.step", "1.step.-2", "1.STEP.3", "9" * 30 + ".step.1", "1.step.1\n"]
+)
 def test_an_odd_bookmark_is_refused(text: str) -> None:
     with pytest.raises(WhetError, match="no place to go on from"):
         Bookmark.read(text)

@@ -26,7 +26,10 @@ Serve = Callable[..., PageServer]
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     rows = learning_rows(2.0, 6, 16_000, 0.3, 0)
-    return [write_run(tmp_path / name, rows, chain_rollouts((1, 6), seed)) for seed, name in enumerate(("a", "b"))]
+    return [
+        write_run(tmp_path / name, rows, chain_rollouts((1, 6), seed))
+        for seed, name in enumerate(("a", "b"))
+    ]
 
 
 @pytest.fixture
@@ -47,9 +50,13 @@ def serve(runs: list[Path]) -> Iterator[Serve]:
         server.server_close()
 
 
-def ask(server: PageServer, path: str, method: str = "GET", host: str | None = None) -> tuple[HTTPResponse, bytes]:
+def ask(
+    server: PageServer, path: str, method: str = "GET", host: str | None = None
+) -> tuple[HTTPResponse, bytes]:
     address = str(server.server_address[0])
-    link = HTTPConnection("127.0.0.1" if address == "0.0.0.0" else address, server.server_port, timeout=60)
+    link = HTTPConnection(
+        "127.0.0.1" if address == "0.0.0.0" else address, server.server_port, timeout=60
+    )
     try:
         link.putrequest(method, path, skip_host=True)
         link.putheader("Host", f"127.0.0.1:{server.server_port}" if host is None else host)
@@ -71,7 +78,11 @@ def test_page_assets_data_and_rollouts_are_served(serve: Serve) -> None:
     assert server.url == f"http://127.0.0.1:{server.server_port}/"
     response, body = ask(server, "/")
     assert response.status == 200 and b"&lt;b&gt;two" in body and b"<b>two" not in body
-    assert b'id="data"></script>' in body and b'src="assets/page.js"' in body and b"<script>" not in body
+    assert (
+        b'id="data"></script>' in body
+        and b'src="assets/page.js"' in body
+        and b"<script>" not in body
+    )
     for name, kind in (
         ("page.js", "text/javascript"),
         ("page.css", "text/css"),
@@ -83,7 +94,9 @@ def test_page_assets_data_and_rollouts_are_served(serve: Serve) -> None:
     assert page["live"] and [run["name"] for run in page["runs"]] == ["a", "b"]
     assert page["runs"][0]["rollouts"] == {"total": 24, "steps": [1, 6], "rows": None}
     news = data_of(server, f"/data?after={page['cursor']}")
-    assert [run["series"]["step"] for run in news["runs"]] == [[], []] and news["cursor"] == page["cursor"]
+    assert [run["series"]["step"] for run in news["runs"]] == [[], []] and news["cursor"] == page[
+        "cursor"
+    ]
 
 
 def test_rollouts_are_asked_for_by_run_filter_and_cursor(serve: Serve) -> None:
@@ -93,11 +106,15 @@ def test_rollouts_are_asked_for_by_run_filter_and_cursor(serve: Serve) -> None:
     rest = data_of(server, f"/rollouts?run=1&limit=500&after={first['next']}")
     assert len(rest["rows"]) == 19 and rest["next"] is None
     right = data_of(server, "/rollouts?run=1&verdict=right&step=1&kind=step&q=%3D8*2&phase=&level=")
-    assert right["rows"] and {(row["step"], row["verdict"]) for row in right["rows"]} == {(1, "right")}
+    assert right["rows"] and {(row["step"], row["verdict"]) for row in right["rows"]} == {
+        (1, "right")
+    }
     single = data_of(server, "/rollouts?run=1&step=6&each=1")["rows"]
     assert len(single) == 3 == len({row["prompt_id"] for row in single})
     row = first["rows"][0]
-    group = data_of(server, f"/rollouts?run=1&step=6&group={row['group_id']}&prompt={row['prompt_id']}")
+    group = data_of(
+        server, f"/rollouts?run=1&step=6&group={row['group_id']}&prompt={row['prompt_id']}"
+    )
     assert [r["index"] for r in group["rows"]] == [0, 1, 2, 3]
 
 
@@ -113,13 +130,27 @@ def test_news_come_while_a_run_goes_on(serve: Serve, runs: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/..", 404), ("/../../etc/passwd", 404), ("/assets/../page.py", 404), ("/assets/%2e%2e/page.py", 404),
-        ("/assets/page.html", 404), ("/assets/", 404), ("//etc/passwd", 404), ("/config.toml", 404), ("/data/", 404),
-        ("/rollouts?run=2", 400), ("/rollouts?run=-1", 400), ("/rollouts?run=a/../b", 400), ("/rollouts?step=x", 400),
-        ("/rollouts?step=%D9%A3", 400), ("/rollouts?limit=501", 400), ("/rollouts?after=..%2f..", 400),
-        ("/rollouts?run", 400), ("http://[x/data", 400), ("/data?" + "&".join("a=1" for _ in range(50)), 400),
+        ("/..", 404),
+        ("/../../etc/passwd", 404),
+        ("/assets/../page.py", 404),
+        ("/assets/%2e%2e/page.py", 404),
+        ("/assets/page.html", 404),
+        ("/assets/", 404),
+        ("//etc/passwd", 404),
+        ("/config.toml", 404),
+        ("/data/", 404),
+        ("/rollouts?run=2", 400),
+        ("/rollouts?run=-1", 400),
+        ("/rollouts?run=a/../b", 400),
+        ("/rollouts?step=x", 400),
+        ("/rollouts?step=%D9%A3", 400),
+        ("/rollouts?limit=501", 400),
+        ("/rollouts?after=..%2f..", 400),
+        ("/rollouts?run", 400),
+        ("http://[x/data", 400),
+        ("/data?" + "&".join("a=1" for _ in range(50)), 400),
     ],
-)  # fmt: skip
+)
 def test_nothing_else_is_there(serve: Serve, path: str, status: int) -> None:
     response, body = ask(serve(), path)
     assert response.status == status and json.loads(body)["error"].endswith(".")
@@ -130,21 +161,34 @@ def test_every_answer_has_its_guards(serve: Serve) -> None:
     for path in ("/", "/assets/page.js", "/data", "/rollouts", "/nothing"):
         response, _ = ask(server, path)
         policy = response.getheader("Content-Security-Policy", "")
-        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
         assert (
-            response.getheader("Cache-Control") == "no-store" and response.getheader("Referrer-Policy") == "no-referrer"
+            "default-src 'none'" in policy
+            and "script-src 'self';" in policy
+            and "frame-ancestors 'none'" in policy
+        )
+        assert (
+            response.getheader("Cache-Control") == "no-store"
+            and response.getheader("Referrer-Policy") == "no-referrer"
         )
         assert response.getheader("X-Content-Type-Options") == "nosniff"
         assert response.getheader("Access-Control-Allow-Origin") is None
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "ODD"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "ODD"]
+)
 def test_only_get_and_head_are_answered(serve: Serve, method: str) -> None:
     server = serve()
     response, body = ask(server, "/data", method)
-    assert response.status == 405 and response.getheader("Allow") == "GET, HEAD" and b"error" in body
+    assert (
+        response.status == 405 and response.getheader("Allow") == "GET, HEAD" and b"error" in body
+    )
     response, body = ask(server, "/data", "HEAD")
-    assert response.status == 200 and body == b"" and int(response.getheader("Content-Length", "0")) > 1000
+    assert (
+        response.status == 200
+        and body == b""
+        and int(response.getheader("Content-Length", "0")) > 1000
+    )
 
 
 def test_a_foreign_host_is_refused(serve: Serve) -> None:
@@ -159,7 +203,8 @@ def test_a_foreign_host_is_refused(serve: Serve) -> None:
         "localhost.evil",
     ):
         assert ask(server, "/data", host=host)[0].status == 403, host
-    for host in ("localhost", "localhost:9000", "127.0.0.1", "[::1]:8378"):  # a tunnel has a port of its own
+    # a tunnel has a port of its own
+    for host in ("localhost", "localhost:9000", "127.0.0.1", "[::1]:8378"):
         assert ask(server, "/data", host=host)[0].status == 200, host
 
 
@@ -167,10 +212,20 @@ def test_another_address_needs_the_token_in_the_path(serve: Serve) -> None:
     server = serve("0.0.0.0")
     token = server.url.rstrip("/").rsplit("/", 1)[1]
     assert len(token) >= 32 and serve("0.0.0.0").url.rstrip("/").rsplit("/", 1)[1] != token
-    for path in ("/", "/data", "/assets/page.js", f"/{token[:-1]}/data", f"/{token}x/data", "//data"):
+    for path in (
+        "/",
+        "/data",
+        "/assets/page.js",
+        f"/{token[:-1]}/data",
+        f"/{token}x/data",
+        "//data",
+    ):
         response, body = ask(server, path)
         assert response.status == 403 and b"token" in body and b"series" not in body
-    assert ask(server, f"/{token}/data")[0].status == 200 and ask(server, f"/{token}/assets/page.js")[0].status == 200
+    assert (
+        ask(server, f"/{token}/data")[0].status == 200
+        and ask(server, f"/{token}/assets/page.js")[0].status == 200
+    )
     assert ask(server, f"/{token}/data", host=f"10.1.2.3:{server.server_port}")[0].status == 200
     assert ask(server, f"/{token}/data", host="evil.example")[0].status == 403
 
@@ -189,7 +244,9 @@ def test_slow_connections_are_bounded_and_keep_nobody_out(serve: Serve) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         for _ in range(3 * CONNECTIONS):
-            link = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=60))
+            link = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
+            )
             link.sendall(b"GET / HTTP/1.1\r\n")  # and never the rest
         assert ask(server, "/")[0].status == 200
         assert threading.active_count() <= before + CONNECTIONS
@@ -197,23 +254,43 @@ def test_slow_connections_are_bounded_and_keep_nobody_out(serve: Serve) -> None:
 
 def test_hostile_rollouts_are_data(serve: Serve, runs: list[Path]) -> None:
     text = "</script><script>alert(1)</script>\u202e\ud83d\x1b[2J{{7*7}}"
-    row = {"step": 9, "prompt_id": text, "response": text, "prompt": [{"role": text, "content": text}], "verdict": text}
+    row = {
+        "step": 9,
+        "prompt_id": text,
+        "response": text,
+        "prompt": [{"role": text, "content": text}],
+        "verdict": text,
+    }
     (runs[0] / "rollouts" / "step_00000009.jsonl").write_text(json.dumps(row) + "\n")
     response, body = ask(serve(), "/rollouts?run=0&step=9")
-    assert response.getheader("Content-Type") == "application/json" and b"<" not in body and body.isascii()
+    assert (
+        response.getheader("Content-Type") == "application/json"
+        and b"<" not in body
+        and body.isascii()
+    )
     (shown,) = json.loads(body)["rows"]
-    assert shown["response"] == text and shown["prompt"] == f"{text}: {text}" and shown["verdict"] == "unjudged"
+    assert (
+        shown["response"] == text
+        and shown["prompt"] == f"{text}: {text}"
+        and shown["verdict"] == "unjudged"
+    )
 
 
-def test_a_line_that_breaks_while_it_is_served_is_left_out_in_one_sentence(serve: Serve, runs: list[Path]) -> None:
+def test_a_line_that_breaks_while_it_is_served_is_left_out_in_one_sentence(
+    serve: Serve, runs: list[Path]
+) -> None:
     server = serve()
     (runs[0] / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 1}\n')
     broken, whole = data_of(server, "/data")["runs"]
     assert broken["series"]["step"] == [0, 1] and len(whole["series"]["step"]) == 7
-    assert broken["note"] == "Line 2 of metrics.jsonl is damaged and left out." and not whole["note"]
+    assert (
+        broken["note"] == "Line 2 of metrics.jsonl is damaged and left out." and not whole["note"]
+    )
 
 
-def test_a_recipe_that_is_lost_while_it_is_served_is_one_sentence(serve: Serve, runs: list[Path]) -> None:
+def test_a_recipe_that_is_lost_while_it_is_served_is_one_sentence(
+    serve: Serve, runs: list[Path]
+) -> None:
     server = serve()
     (runs[0] / "config.toml").unlink()
     (runs[0] / "metrics.jsonl").write_text('{"step": 0}\n')
@@ -221,7 +298,9 @@ def test_a_recipe_that_is_lost_while_it_is_served_is_one_sentence(serve: Serve, 
     assert response.status == 400 and "holds no config.toml" in json.loads(body)["error"]
 
 
-def test_a_port_in_use_and_a_folder_without_a_run_are_one_sentence(runs: list[Path], tmp_path: Path) -> None:
+def test_a_port_in_use_and_a_folder_without_a_run_are_one_sentence(
+    runs: list[Path], tmp_path: Path
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

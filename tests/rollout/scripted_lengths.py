@@ -30,7 +30,12 @@ class ScriptedRunner(EagerRunner):
         """Tokens fed in one step at most, those of running rows apart."""
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
+        self,
+        running: int,
+        chunks: Sequence[Chunk],
+        source: Sequence[int],
+        arm: DraftArm = OFF,
+        ahead: bool = True,
     ) -> Drawn:
         rows = self.engine.rows
         self.widest = max(self.widest, sum(chunk.size for chunk in chunks))
@@ -53,5 +58,9 @@ def scripted(length: Callable[[Flight], int], **settings: object) -> LocalEngine
 
 def want(prompt_id: str, group: int, n: int = 1, limit: int = 480) -> Request:
     return Request(
-        prompt_id=prompt_id, group_id=group, n=n, sampling=Sampling(max_tokens=limit, stop_ids=(STOP,)), phase="train"
+        prompt_id=prompt_id,
+        group_id=group,
+        n=n,
+        sampling=Sampling(max_tokens=limit, stop_ids=(STOP,)),
+        phase="train",
     )

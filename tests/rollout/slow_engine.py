@@ -16,7 +16,10 @@ from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
 
 VOCAB = 23
-PROMPTS = {f"p{i}": np.random.default_rng(i).integers(2, VOCAB, 1 + (5 * i) % 13).tolist() for i in range(40)}
+PROMPTS = {
+    f"p{i}": np.random.default_rng(i).integers(2, VOCAB, 1 + (5 * i) % 13).tolist()
+    for i in range(40)
+}
 
 
 def sharpen(model: PreTrainedModel, factor: float = 12.0) -> PreTrainedModel:
@@ -31,7 +34,9 @@ def sharpen(model: PreTrainedModel, factor: float = 12.0) -> PreTrainedModel:
 def sharp_model(
     seed: int = 0, dtype: torch.dtype = torch.float64, heads: int = 3, kv_heads: int = 3
 ) -> PreTrainedModel:
-    model = tiny_model(VOCAB, hidden=8 * heads, heads=heads, kv_heads=kv_heads, context=128, dtype=dtype, seed=seed)
+    model = tiny_model(
+        VOCAB, hidden=8 * heads, heads=heads, kv_heads=kv_heads, context=128, dtype=dtype, seed=seed
+    )
     return sharpen(model)
 
 
@@ -43,7 +48,9 @@ def make_engine(model: PreTrainedModel, graphs: bool = False, **kwargs: Any) -> 
     """`graphs`: with the runner for CUDA, whose steps are plain calls on a CPU."""
     settings: dict[str, Any] = {"seed": 5, "slots": 4, "context": 64, **kwargs}
     runners = GraphRunners() if graphs else None
-    return LocalEngine(model, encode=PROMPTS.__getitem__, decode=decode, runners=runners, **settings)
+    return LocalEngine(
+        model, encode=PROMPTS.__getitem__, decode=decode, runners=runners, **settings
+    )
 
 
 def expecting_short(engine: LocalEngine) -> LocalEngine:
@@ -54,7 +61,12 @@ def expecting_short(engine: LocalEngine) -> LocalEngine:
 
 
 def ask(
-    prompt: int, n: int = 1, group: int | None = None, first: int = 0, phase: Any = "train", **sampling: Any
+    prompt: int,
+    n: int = 1,
+    group: int | None = None,
+    first: int = 0,
+    phase: Any = "train",
+    **sampling: Any,
 ) -> Request:
     return Request(
         prompt_id=f"p{prompt}",
@@ -74,8 +86,12 @@ def reference_race(
     log_probs: np.ndarray, seed: int, evaluation: bool, group: int, index: int, position: int
 ) -> np.ndarray:
     """log p - log E for every token: the largest wins."""
-    bits = np.array([reference_bits(seed, evaluation, group, index, position, t) for t in range(log_probs.size)])
-    u = np.minimum(np.float32((bits >> 8) * 2.0**-24 + 2.0**-25), np.float32(1 - 2.0**-24)).astype(np.float64)
+    bits = np.array(
+        [reference_bits(seed, evaluation, group, index, position, t) for t in range(log_probs.size)]
+    )
+    u = np.minimum(np.float32((bits >> 8) * 2.0**-24 + 2.0**-25), np.float32(1 - 2.0**-24)).astype(
+        np.float64
+    )
     return log_probs - np.log(-np.log1p(-u))
 
 
@@ -88,11 +104,17 @@ def slow_decode(
     sampling, start = request.sampling, len(ids)
     log_probs = []
     while len(ids) - start < sampling.max_tokens and len(ids) < context:
-        logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].double()
+        logits = (
+            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+            .logits[0, -1]
+            .double()
+        )
         lp = torch.log_softmax(logits / (sampling.temperature or 1.0), -1).cpu().numpy()
         race = lp
         if sampling.temperature:
-            race = reference_race(lp, seed, request.phase == "eval", request.group_id, index, len(ids) - start)
+            race = reference_race(
+                lp, seed, request.phase == "eval", request.group_id, index, len(ids) - start
+            )
         ids.append(int(race.argmax()))
         log_probs.append(float(lp[ids[-1]]))
         if ids[-1] in sampling.stop_ids:
@@ -101,7 +123,10 @@ def slow_decode(
 
 
 def check_against_slow(
-    model: PreTrainedModel, requests: Sequence[Request], rollouts: Sequence[Rollout], tolerance: float = 1e-9
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    rollouts: Sequence[Rollout],
+    tolerance: float = 1e-9,
 ) -> None:
     found = {r.key: r for r in rollouts}
     assert len(found) == len(rollouts) == sum(r.n for r in requests)

@@ -37,7 +37,11 @@ def test_pieces_lie_apart_and_aligned() -> None:
 
 def test_structs_are_those_of_cuda_h() -> None:
     """Sizes and offsets as a C compiler lays them out."""
-    assert (ctypes.sizeof(Location), ctypes.sizeof(Properties), ctypes.sizeof(Access)) == (8, 32, 12)
+    assert (ctypes.sizeof(Location), ctypes.sizeof(Properties), ctypes.sizeof(Access)) == (
+        8,
+        32,
+        12,
+    )
     offsets = {name: getattr(Properties, name).offset for name, _ in Properties._fields_}
     assert offsets == {"type": 0, "handle_types": 4, "location": 8, "metadata": 16, "flags": 24}
     assert (Access.location.offset, Access.flags.offset) == (0, 8)
@@ -141,7 +145,9 @@ def test_memory_that_does_not_come_back_is_one_sentence() -> None:
     arena.take_back()
     assert arena.mapped, "what the learner has freed is enough"
     arena = Full(2)
-    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the GPU has no room"):
+    with pytest.raises(
+        WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the GPU has no room"
+    ):
         arena.take_back()
     assert not arena.mapped
 
@@ -173,7 +179,11 @@ def test_released_memory_goes_back_to_the_gpu_and_comes_back_as_zeros() -> None:
 @pytest.mark.gpu
 def test_a_full_gpu_is_reported_as_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="KV cache"):
-        allocate([((torch.cuda.mem_get_info()[1],), torch.bfloat16)], torch.device("cuda"), releasable=True)
+        allocate(
+            [((torch.cuda.mem_get_info()[1],), torch.bfloat16)],
+            torch.device("cuda"),
+            releasable=True,
+        )
 
 
 @pytest.mark.gpu
@@ -205,11 +215,14 @@ def test_graphs_replay_over_memory_that_was_lent() -> None:
     for step in range(3):
         results = []
         for engine in (lending, plain):
-            engine.submit([ask(i, n=2, max_tokens=45, group=1000 * step + i) for i in range(len(requests))])
+            engine.submit(
+                [ask(i, n=2, max_tokens=45, group=1000 * step + i) for i in range(len(requests))]
+            )
             results.append(by_key(engine.collect()))
             graphs = engine.runner.stats()["rollout/graphs"]
             engine.release()
-            torch.full((2**22,), torch.nan, device="cuda")  # something else writes where the cache may have been
+            # something else writes where the cache may have been
+            torch.full((2**22,), torch.nan, device="cuda")
             engine.take_back()
             engine.update(step + 1)
             assert engine.runner.stats()["rollout/graphs"] == graphs

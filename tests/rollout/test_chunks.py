@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_lengths import ScriptedRunner, scripted, want
-from slow_engine import PROMPTS, ask, by_key, check_against_slow, expecting_short, make_engine, sharp_model
+from slow_engine import (
+    PROMPTS,
+    ask,
+    by_key,
+    check_against_slow,
+    expecting_short,
+    make_engine,
+    sharp_model,
+)
 from test_engine import windowed_models
 from test_engine_update import drain, step
 from test_graphs import engines, llama, same
@@ -29,7 +37,9 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_chunks_change_no_token(form: dict[str, Any], chunks: int) -> None:
     """Prompts of 1 to 13 tokens, forked; slots that fall free beside a row that is half fed."""
-    requests = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + i) for i in range(6)]
+    requests = [
+        ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + i) for i in range(6)
+    ]
     engine = make_engine(MODEL, slots=5, **form)
     engine.submit(requests)
     tolerance = 1e-5 if form.get("graphs") else 1e-9  # the race's log-probs are of 32 bits
@@ -45,12 +55,16 @@ def test_windows_and_soft_caps(name: str, chunks: int) -> None:
     for form in ({}, {"page": 4}):
         engine = make_engine(model, **form)
         engine.submit(requests)
-        check_against_slow(model, requests, engine.collect(), tolerance=1e-9 if name == "mistral" else 1e-5)
+        check_against_slow(
+            model, requests, engine.collect(), tolerance=1e-9 if name == "mistral" else 1e-5
+        )
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_preempted_and_recomputed_flights_are_fed_in_chunks(form: dict[str, Any], chunks: int) -> None:
+def test_preempted_and_recomputed_flights_are_fed_in_chunks(
+    form: dict[str, Any], chunks: int
+) -> None:
     """Known tokens are prompt and response then; updates come while a row is half fed, too."""
     requests = [ask(i, n=2, max_tokens=24) for i in range(4)]
     plain = make_engine(MODEL, slots=8)
@@ -155,7 +169,10 @@ def test_evaluations_beside_training_rows_and_chunks(monkeypatch: pytest.MonkeyP
     """`generate` in the middle of a stream, one row of it with top-p: no row's tokens change."""
     monkeypatch.setattr(scheduler, "PREFILL", 5)
     train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
-    picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]
+    picky = [
+        ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9),
+        ask(5, phase="eval", max_tokens=7),
+    ]
     alone = make_engine(llama(), page=4, slots=8)
     alone.submit(train)
     wanted = alone.collect()
@@ -176,7 +193,9 @@ def test_chunks_by_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for size in (8192, 16, 3):
         monkeypatch.setattr(scheduler, "PREFILL", size)
-        engine = make_engine(on_cuda(llama(), torch.float32), graphs=True, page=16, slots=8, on_update="recompute")
+        engine = make_engine(
+            on_cuda(llama(), torch.float32), graphs=True, page=16, slots=8, on_update="recompute"
+        )
         engine.submit(requests)
         step(engine, 20)
         engine.update(1)

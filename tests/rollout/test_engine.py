@@ -41,7 +41,9 @@ class Race(LogitsProcessor):
         lp = torch.log_softmax(scores.double() / self.temperature, -1).numpy()
         at = input_ids.shape[1] - self.start
         return torch.from_numpy(
-            np.stack([reference_race(lp[i], 5, False, g, n, at) for i, (g, n) in enumerate(self.keys)])
+            np.stack(
+                [reference_race(lp[i], 5, False, g, n, at) for i, (g, n) in enumerate(self.keys)]
+            )
         )
 
 
@@ -56,8 +58,15 @@ def test_equals_generate(form: dict[str, int], temperature: float) -> None:
     engine.submit(requests)
     got = by_key(engine.collect())
     width = max(len(PROMPTS[r.prompt_id]) for r in requests)
-    ids = torch.tensor([[0] * (width - len(PROMPTS[r.prompt_id])) + PROMPTS[r.prompt_id] for r in requests])
-    mask = torch.tensor([[0] * (width - len(PROMPTS[r.prompt_id])) + [1] * len(PROMPTS[r.prompt_id]) for r in requests])
+    ids = torch.tensor(
+        [[0] * (width - len(PROMPTS[r.prompt_id])) + PROMPTS[r.prompt_id] for r in requests]
+    )
+    mask = torch.tensor(
+        [
+            [0] * (width - len(PROMPTS[r.prompt_id])) + [1] * len(PROMPTS[r.prompt_id])
+            for r in requests
+        ]
+    )
     race = [Race([(r.group_id, 0) for r in requests], width, temperature)] if temperature else []
     out = model.generate(
         ids,
@@ -128,7 +137,9 @@ def windowed_models() -> dict[str, PreTrainedModel]:
         attn_implementation="eager",
     )
     return {
-        "mistral": sharpen(MistralForCausalLM(MistralConfig(**sizes, sliding_window=4)).double(), 10),
+        "mistral": sharpen(
+            MistralForCausalLM(MistralConfig(**sizes, sliding_window=4)).double(), 10
+        ),
         "gemma2": sharpen(Gemma2ForCausalLM(gemma).double(), 6),
     }
 
@@ -143,7 +154,9 @@ def test_sliding_window_and_soft_caps(form: dict[str, int], name: str) -> None:
     engine = make_engine(model, **form)
     engine.submit(requests)
     # transformers' eager attention takes its softmax in float32 whatever the model
-    check_against_slow(model, requests, engine.collect(), tolerance=1e-9 if name == "mistral" else 1e-5)
+    check_against_slow(
+        model, requests, engine.collect(), tolerance=1e-9 if name == "mistral" else 1e-5
+    )
 
 
 def test_a_window_matters_in_these_tests() -> None:
@@ -179,14 +192,19 @@ def test_preemption_changes_nothing() -> None:
         engine.submit(requests)
     want, got = roomy.collect(), tight.collect()
     assert by_key(got) == by_key(want)
-    for a, b in zip(sorted(got, key=lambda r: r.key), sorted(want, key=lambda r: r.key), strict=True):
+    for a, b in zip(
+        sorted(got, key=lambda r: r.key), sorted(want, key=lambda r: r.key), strict=True
+    ):
         np.testing.assert_allclose(a.trace.log_probs, b.trace.log_probs, rtol=0, atol=1e-9)  # type: ignore[union-attr]
     assert tight.stats()["rollout/preempted"] > 0 == roomy.stats()["rollout/preempted"]
     assert tight.cache.free == 16  # nothing leaked
 
 
 MODEL = sharp_model(seed=3)
-WORK = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=2 + (7 * i) % 13) for i in range(7)]
+WORK = [
+    ask(i, n=1 + i % 3, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=2 + (7 * i) % 13)
+    for i in range(7)
+]
 WANT: dict[tuple[int, int], list[int]] = {}
 
 
@@ -207,7 +225,9 @@ def test_tokens_depend_on_the_key_alone(
         engine.submit(WORK)
         WANT.update(by_key(engine.collect()))
     pages = -(-64 // page) + spare if page else 0
-    engine = make_engine(MODEL, slots=slots, page=page, pages=pages, mode="stream" if stream else "barrier")
+    engine = make_engine(
+        MODEL, slots=slots, page=page, pages=pages, mode="stream" if stream else "barrier"
+    )
     found = []
     for call in range(calls):
         engine.submit([WORK[i] for i in order[call::calls]])

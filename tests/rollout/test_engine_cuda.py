@@ -24,7 +24,9 @@ def test_cuda_equals_cpu(form: dict[str, int], dtype: torch.dtype) -> None:
         a, b = here[key].trace, there[key].trace
         assert a is not None and b is not None
         assert a.ids.tolist() == b.ids.tolist()
-        np.testing.assert_allclose(a.log_probs, b.log_probs, rtol=0, atol=1e-5 if dtype == torch.float64 else 1e-3)
+        np.testing.assert_allclose(
+            a.log_probs, b.log_probs, rtol=0, atol=1e-5 if dtype == torch.float64 else 1e-3
+        )
 
 
 @pytest.mark.gpu
@@ -43,5 +45,8 @@ def test_forms_of_the_cache_agree_on_cuda(dtype: torch.dtype) -> None:
             assert trace is not None and same is not None
             assert trace.ids.tolist() == same.ids.tolist()
             np.testing.assert_allclose(
-                trace.log_probs, same.log_probs, rtol=0, atol=1e-5 if dtype == torch.float64 else 1e-3
+                trace.log_probs,
+                same.log_probs,
+                rtol=0,
+                atol=1e-5 if dtype == torch.float64 else 1e-3,
             )

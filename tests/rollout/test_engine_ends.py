@@ -13,13 +13,26 @@ MODEL = sharp_model()
 
 def ids_of(rollout: Rollout) -> list[int]:
     assert rollout.trace is not None
-    assert rollout.length == rollout.trace.ids.size == rollout.trace.log_probs.size == rollout.trace.versions.size
+    assert (
+        rollout.length
+        == rollout.trace.ids.size
+        == rollout.trace.log_probs.size
+        == rollout.trace.versions.size
+    )
     return rollout.trace.ids.tolist()
 
 
 def test_is_an_engine() -> None:
     engine: Engine = make_engine(MODEL)
-    assert engine.can == {"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"}
+    assert engine.can == {
+        "keyed_noise",
+        "token_versions",
+        "stream",
+        "cut",
+        "recompute",
+        "keep",
+        "draft",
+    }
 
 
 def test_a_stop_id_ends_a_rollout_and_belongs_to_it() -> None:
@@ -35,7 +48,9 @@ def test_a_stop_id_ends_a_rollout_and_belongs_to_it() -> None:
 def test_rows_with_different_stop_ids() -> None:
     free = {i: slow_decode(MODEL, ask(i, max_tokens=25), 0)[0] for i in range(4)}
     stops = {0: (free[0][3],), 1: (), 2: (free[2][9], free[2][12]), 3: (free[3][1], 99, 98)}
-    rollouts = make_engine(MODEL).generate([ask(i, max_tokens=25, stop_ids=stops[i]) for i in range(4)])
+    rollouts = make_engine(MODEL).generate(
+        [ask(i, max_tokens=25, stop_ids=stops[i]) for i in range(4)]
+    )
     for i, rollout in enumerate(rollouts):
         ends = [k for k, token in enumerate(free[i]) if token in stops[i]]
         assert ids_of(rollout) == free[i][: ends[0] + 1 if ends else 25]
@@ -49,7 +64,10 @@ def test_a_stop_string_ends_a_rollout_with_its_last_token(others: tuple[str, ...
     wanted = text[10:13]
     end = text.index(wanted) + 3
     [rollout, other] = make_engine(MODEL).generate(
-        [ask(2, max_tokens=30, stop_strings=(*others, wanted)), ask(2, group=1, max_tokens=30, temperature=0.0)]
+        [
+            ask(2, max_tokens=30, stop_strings=(*others, wanted)),
+            ask(2, group=1, max_tokens=30, temperature=0.0),
+        ]
     )
     assert ids_of(rollout) == free[:end] and rollout.finish == "stop"
     assert other.finish == "length" and other.length == 30
@@ -80,7 +98,9 @@ def test_a_stop_on_the_last_token_is_a_stop() -> None:
 
 def test_max_tokens_and_context_limit() -> None:
     engine = make_engine(MODEL, context=16)
-    long, short, one = engine.generate([ask(5, max_tokens=100), ask(1, max_tokens=4), ask(2, max_tokens=1)])
+    long, short, one = engine.generate(
+        [ask(5, max_tokens=100), ask(1, max_tokens=4), ask(2, max_tokens=1)]
+    )
     assert long.length == 16 - len(PROMPTS["p5"]) and long.finish == "length"
     assert (short.length, one.length) == (4, 1)
     free, _ = slow_decode(MODEL, ask(5, max_tokens=100), 0, context=16)
@@ -103,13 +123,17 @@ def test_prompts_that_do_not_fit_are_refused_by_name_and_nothing_is_queued() -> 
         engine.submit([ask(0, max_tokens=0)])
     PROMPTS["empty"] = []
     with pytest.raises(WhetError, match='"empty" has 0 tokens'):
-        engine.submit([Request(prompt_id="empty", group_id=1, n=1, sampling=Sampling(max_tokens=3))])
+        engine.submit(
+            [Request(prompt_id="empty", group_id=1, n=1, sampling=Sampling(max_tokens=3))]
+        )
 
 
 def test_barrier_drains_in_order_of_finish() -> None:
     engine = make_engine(MODEL, slots=3)
     assert engine.collect() == [] and engine.idle and engine.free is None
-    engine.submit([ask(0, max_tokens=9), ask(1, max_tokens=3), ask(2, max_tokens=9), ask(3, max_tokens=2)])
+    engine.submit(
+        [ask(0, max_tokens=9), ask(1, max_tokens=3), ask(2, max_tokens=9), ask(3, max_tokens=2)]
+    )
     assert not engine.idle
     assert [r.prompt_id for r in engine.collect()] == ["p1", "p3", "p0", "p2"]
     assert engine.idle
@@ -130,7 +154,9 @@ def test_finished_rollouts_are_told_early_in_order_and_once(mode: str) -> None:
     while not engine.idle:
         collected += engine.collect(on_progress)
         assert early == collected  # the very same objects, in the same order
-    assert len(collected) == 5 and running[0] == 2 and running[-1] == 0, "called while others run, and at the end"
+    assert len(collected) == 5 and running[0] == 2 and running[-1] == 0, (
+        "called while others run, and at the end"
+    )
 
 
 def test_stream_hands_out_what_finished_and_counts_free_slots() -> None:
@@ -153,8 +179,14 @@ def test_generate_leaves_running_rollouts_to_collect() -> None:
     engine = make_engine(MODEL, slots=4, mode="stream")
     engine.submit([ask(0, max_tokens=2), ask(1, max_tokens=40)])
     engine.step()
-    found = engine.generate([ask(3, n=2, phase="eval", max_tokens=12), ask(2, phase="eval", max_tokens=5)])
-    assert [(r.prompt_id, r.index, r.phase) for r in found] == [("p3", 0, "eval"), ("p3", 1, "eval"), ("p2", 0, "eval")]
+    found = engine.generate(
+        [ask(3, n=2, phase="eval", max_tokens=12), ask(2, phase="eval", max_tokens=5)]
+    )
+    assert [(r.prompt_id, r.index, r.phase) for r in found] == [
+        ("p3", 0, "eval"),
+        ("p3", 1, "eval"),
+        ("p2", 0, "eval"),
+    ]
     assert [r.prompt_id for r in engine.collect()] == ["p0"]
     assert [r.prompt_id for r in engine.collect()] == ["p1"]
     assert engine.generate([]) == []
@@ -191,7 +223,14 @@ def test_prefilled_tokens_of_rollouts_that_end_at_once() -> None:
 def test_fifo_with_groups_larger_than_the_slots() -> None:
     engine = make_engine(MODEL, slots=3)
     engine.submit([ask(0, n=5, max_tokens=4), ask(1, max_tokens=4)])
-    assert [r.key for r in engine.collect()] == [(100, 0), (100, 1), (100, 2), (100, 3), (100, 4), (101, 0)]
+    assert [r.key for r in engine.collect()] == [
+        (100, 0),
+        (100, 1),
+        (100, 2),
+        (100, 3),
+        (100, 4),
+        (101, 0),
+    ]
 
 
 def test_versions_are_recorded() -> None:

@@ -28,11 +28,15 @@ def test_without_triton_a_gpu_decodes_slowly_and_says_so(monkeypatch: pytest.Mon
     fast = make_engine(model, graphs=True, page=4)
     assert fast.notes() == [] and not isinstance(fast.runner, EagerRunner)
     monkeypatch.setattr(attention, "has_triton", lambda: False)
-    monkeypatch.setattr(graphs, "graphs_lack", lambda shapes, device: graphs_lack(shapes, torch.device("cuda")))
+    monkeypatch.setattr(
+        graphs, "graphs_lack", lambda shapes, device: graphs_lack(shapes, torch.device("cuda"))
+    )
     slow = make_engine(model, graphs=True, page=4)
     assert isinstance(slow.runner, EagerRunner)
     (note,) = slow.notes()
-    assert note.startswith("Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs")
+    assert note.startswith(
+        "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs"
+    )
     assert note.endswith(", since Triton is not installed.")
     assert make_engine(model, graphs=False).notes() == [], "no graphs were asked for"
     requests = [ask(i, n=2, max_tokens=6) for i in range(3)]

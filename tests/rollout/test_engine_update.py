@@ -29,7 +29,9 @@ def drain(engine: LocalEngine) -> list[Rollout]:
 
 @torch.no_grad()
 def change(model: PreTrainedModel, seed: int) -> None:
-    for mine, new in zip(model.parameters(), sharp_model(seed, dtype=model.dtype).parameters(), strict=True):
+    for mine, new in zip(
+        model.parameters(), sharp_model(seed, dtype=model.dtype).parameters(), strict=True
+    ):
         mine.copy_(new)
 
 
@@ -66,7 +68,9 @@ def test_rollouts_go_on_over_an_update(form: dict[str, int], on_update: str) -> 
     old = sharp_model()
     for rollout in before.values():
         assert rollout.trace is not None
-        np.testing.assert_allclose(rollout.trace.log_probs[:5], teacher(old, rollout)[:5], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(
+            rollout.trace.log_probs[:5], teacher(old, rollout)[:5], rtol=0, atol=1e-9
+        )
 
 
 def test_the_trainer_trains_between_steps() -> None:
@@ -84,10 +88,14 @@ def test_the_trainer_trains_between_steps() -> None:
         engine.update(version)
     assert all(p.is_leaf and p.requires_grad and not p.is_inference() for p in model.parameters())
     rollouts = drain(engine)
-    assert [r.trace.versions.tolist() for r in rollouts if r.trace] == [[0] * 3 + [1] * 3 + [2] * 3 + [3] * 3] * 4
+    assert [r.trace.versions.tolist() for r in rollouts if r.trace] == [
+        [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    ] * 4
     for rollout in rollouts:
         assert rollout.trace is not None
-        np.testing.assert_allclose(rollout.trace.log_probs[9:], teacher(model.eval(), rollout)[9:], rtol=0, atol=1e-3)
+        np.testing.assert_allclose(
+            rollout.trace.log_probs[9:], teacher(model.eval(), rollout)[9:], rtol=0, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -105,7 +113,12 @@ def test_recompute_with_unchanged_weights_changes_no_token(form: dict[str, int])
 def test_cut_delivers_what_has_begun_and_keeps_what_has_not() -> None:
     engine = make_engine(sharp_model(), mode="stream", on_update="cut", slots=3, version=8)
     engine.submit(
-        [ask(0, n=2, max_tokens=3), ask(1, n=3, max_tokens=30), ask(2, n=2, max_tokens=4), ask(3, max_tokens=4)]
+        [
+            ask(0, n=2, max_tokens=3),
+            ask(1, n=3, max_tokens=30),
+            ask(2, n=2, max_tokens=4),
+            ask(3, max_tokens=4),
+        ]
     )
     assert {r.key for r in engine.collect()} == {(100, 0), (100, 1)}
     # One of group 101 runs since the start, two began when group 100 left; 102 and 103 wait.
@@ -160,7 +173,12 @@ def test_cut_waits_for_partly_begun_groups() -> None:
     engine.submit([ask(1, n=4), ask(2)])
     step(engine, 2)
     engine.update(1)
-    assert [(r.key, r.length) for r in engine.collect()] == [((101, 0), 2), ((101, 1), 2), ((101, 2), 2), ((101, 3), 0)]
+    assert [(r.key, r.length) for r in engine.collect()] == [
+        ((101, 0), 2),
+        ((101, 1), 2),
+        ((101, 2), 2),
+        ((101, 3), 0),
+    ]
     assert [r.key for r in drain(engine)] == [(102, 0)]
 
 
@@ -185,7 +203,9 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("on_update", ["cut", "recompute"])
-def test_a_resumed_engine_goes_on_exactly(on_update: str, form: dict[str, int], dtype: torch.dtype) -> None:
+def test_a_resumed_engine_goes_on_exactly(
+    on_update: str, form: dict[str, int], dtype: torch.dtype
+) -> None:
     """State taken after an update: not only the same tokens but the same bits, order and end."""
     model = sharp_model(dtype=dtype)
 
@@ -193,7 +213,9 @@ def test_a_resumed_engine_goes_on_exactly(on_update: str, form: dict[str, int], 
         return make_engine(model, mode="stream", on_update=on_update, **form)
 
     first = begin()
-    first.submit([ask(i, n=2, max_tokens=5 + 4 * i, temperature=0.9, stop_ids=(3,)) for i in range(6)])
+    first.submit(
+        [ask(i, n=2, max_tokens=5 + 4 * i, temperature=0.9, stop_ids=(3,)) for i in range(6)]
+    )
     found = first.collect()
     step(first, 3)
     first.update(1)
@@ -240,7 +262,11 @@ def test_a_resumed_engine_remembers_which_groups_began() -> None:
     for e in (engine, resumed):
         e.update(1)
     assert [(r.key, r.length) for r in engine.collect()] == [((101, 0), 2), ((101, 1), 0)]
-    assert [(r.key, r.length) for r in resumed.collect()] == [((101, 0), 2), ((101, 1), 0), ((100, 1), 0)]
+    assert [(r.key, r.length) for r in resumed.collect()] == [
+        ((101, 0), 2),
+        ((101, 1), 0),
+        ((100, 1), 0),
+    ]
 
 
 def test_cut_ends_what_was_taken_on_from_another_engine() -> None:

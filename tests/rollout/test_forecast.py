@@ -57,7 +57,8 @@ def test_what_is_left_by_hand() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 90)), min_size=1, max_size=8), page=st.integers(1, 16)
+    rows=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 90)), min_size=1, max_size=8),
+    page=st.integers(1, 16),
 )
 def test_peak_is_that_of_a_step_by_step_count(rows: list[tuple[int, int]], page: int) -> None:
     """But for what the last pages hold: half a page a row on average, one at most."""
@@ -73,7 +74,9 @@ def test_the_history_is_part_of_the_state() -> None:
     first.collect()
     state = first.state_dict()
     arrays = {k: v for k, v in state.items() if isinstance(v, np.ndarray)}
-    second.load_state_dict({**json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays})), **arrays})
+    second.load_state_dict(
+        {**json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays})), **arrays}
+    )
     assert second.lengths.prompts == first.lengths.prompts == {"p0": 3, "p1": 4, "p2": 5, "p3": 6}
     assert second.lengths.mean(7) == first.lengths.mean(7)
 
@@ -94,7 +97,9 @@ def run(engine: LocalEngine, lengths: Script, visits: int = 1) -> list[dict[str,
     for visit in range(visits):
         engine.submit([want(f"q{i}", 100 * visit + i, n=4) for i in range(48)])
         found = engine.collect()
-        assert {(r.prompt_id, r.index): r.length for r in found} == lengths and len(found) == len(lengths)
+        assert {(r.prompt_id, r.index): r.length for r in found} == lengths and len(found) == len(
+            lengths
+        )
         out.append(engine.stats())
     return out
 
@@ -114,7 +119,11 @@ def test_no_pool_deadlocks_and_everything_finishes(
     lengths = tail(seed)
     pages = -(-512 // page) + spare
     engine = scripted(
-        lambda f: lengths[f.request.prompt_id, f.index], slots=slots, page=page, pages=pages, on_update=on_update
+        lambda f: lengths[f.request.prompt_id, f.index],
+        slots=slots,
+        page=page,
+        pages=pages,
+        on_update=on_update,
     )
     stats = run(engine, lengths)[0]
     assert engine.cache.free == pages and engine.idle
@@ -142,7 +151,9 @@ def test_forecasts_save_preemptions(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module.CacheRoom, "__call__", one_page_each)
         for seed in range(3):
             lengths = tail(seed)
-            engine = scripted(lambda f, ls=lengths: ls[f.request.prompt_id, f.index], slots=32, page=8, pages=192)
+            engine = scripted(
+                lambda f, ls=lengths: ls[f.request.prompt_id, f.index], slots=32, page=8, pages=192
+            )
             stats = run(engine, lengths, visits=2)
             found += [s["rollout/preempted"] for s in stats] + [s["rollout/steps"] for s in stats]
     preempted = {rule: sum(f[0::4]) + sum(f[1::4]) for rule, f in counts.items()}
@@ -170,8 +181,17 @@ def test_unknown_prompts_keep_their_order_and_siblings_stay_together() -> None:
     engine.collect()
     engine.submit([want(f"q{i}", 10 + i, n=2) for i in (1, 7, 2, 8, 3)])
     assert [f.request.prompt_id for f in engine.scheduler.waiting] == [
-        "q2", "q2", "q7", "q7", "q8", "q8", "q1", "q1", "q3", "q3"
-    ]  # fmt: skip
+        "q2",
+        "q2",
+        "q7",
+        "q7",
+        "q8",
+        "q8",
+        "q1",
+        "q1",
+        "q3",
+        "q3",
+    ]
 
 
 def test_evaluations_keep_their_order_and_are_not_remembered() -> None:

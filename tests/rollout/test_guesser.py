@@ -44,7 +44,11 @@ def target() -> PreTrainedModel:
 
 
 def drafting(
-    model: PreTrainedModel, head: EagleHead, arms: list[DraftArm], buffer: DataBuffer | None = None, **form: Any
+    model: PreTrainedModel,
+    head: EagleHead,
+    arms: list[DraftArm],
+    buffer: DataBuffer | None = None,
+    **form: Any,
 ) -> LocalEngine:
     speculation = Speculation([], Whim(arms), vocab=VOCAB)
     return make_engine(model, speculation=speculation, eagle=head, buffer=buffer, **form)
@@ -69,18 +73,26 @@ def test_hidden_states_are_those_of_one_forward(form: dict[str, Any]) -> None:
     engine = drafting(model, eagle_head(model), [OFF, DraftArm("eagle", 3)], buffer, **form)
     rollouts = {r.key: r for r in run(engine, requests())}
     assert len(buffer.entries) == len(rollouts)
-    written = sorted((*PROMPTS[r.prompt_id], *r.trace.ids.tolist()) for r in rollouts.values() if r.trace is not None)
+    written = sorted(
+        (*PROMPTS[r.prompt_id], *r.trace.ids.tolist())
+        for r in rollouts.values()
+        if r.trace is not None
+    )
     assert sorted(tuple(entry.ids.tolist()) for entry in buffer.entries) == written
     for entry in buffer.entries:
         with torch.no_grad():
-            hidden = model.get_decoder()(input_ids=entry.ids[None], use_cache=False).last_hidden_state[0]
+            hidden = model.get_decoder()(
+                input_ids=entry.ids[None], use_cache=False
+            ).last_hidden_state[0]
         torch.testing.assert_close(entry.hidden, hidden[: len(entry)], rtol=0, atol=1e-5)
         assert len(entry) == len(entry.ids) - 1
 
 
 @pytest.mark.parametrize("at_once", [1, 25, 10_000])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_rows_are_read_together(form: dict[str, Any], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_together(
+    form: dict[str, Any], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever rows, in whichever order, as much as is asked for: what each has alone, in as few tensors as may be."""
     monkeypatch.setattr("whet.rollout.guesser.AT_ONCE", at_once)
     model = target()
@@ -95,7 +107,9 @@ def test_rows_are_read_together(form: dict[str, Any], at_once: int, monkeypatch:
     for row, hidden in zip(order, read, strict=True):
         ids = [*rows.flights[row].prompt.tolist(), *rows.ids[row, : rows.count[row]].tolist()]
         with torch.no_grad():
-            expected = model.get_decoder()(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+            expected = model.get_decoder()(
+                input_ids=torch.tensor([ids]), use_cache=False
+            ).last_hidden_state[0]
         assert len(hidden) == min(12, int(rows.length[row]))
         torch.testing.assert_close(hidden, expected[: len(hidden)], rtol=0, atol=1e-5)
     tensors = len({hidden.untyped_storage().data_ptr() for hidden in read})
@@ -127,7 +141,9 @@ def test_what_is_not_wanted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None
     engine.collect()
     assert len(asked) == 24, "evaluations are not even asked about"
     assert [len(entry) for entry in buffer.entries] == asked[1::2]
-    assert sum(gathered) == sum(asked[1::2]) and len(gathered) < 12, "rows that end together are read together"
+    assert sum(gathered) == sum(asked[1::2]) and len(gathered) < 12, (
+        "rows that end together are read together"
+    )
 
 
 def test_a_run_that_goes_back_to_an_earlier_checkpoint_goes_on() -> None:
@@ -138,7 +154,10 @@ def test_a_run_that_goes_back_to_an_earlier_checkpoint_goes_on() -> None:
         engine.update(version)
         engine.submit([ask(i, max_tokens=6 + i, stop_ids=()) for i in range(4)])
         assert len(engine.collect()) == 4
-        assert buffer.step == version and [entry.step for entry in buffer.entries][-4:] == [version] * 4
+        assert (
+            buffer.step == version
+            and [entry.step for entry in buffer.entries][-4:] == [version] * 4
+        )
 
 
 @pytest.mark.parametrize("capacity", [50, 100, 10_000])
@@ -181,7 +200,9 @@ def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
     assert len(seen) > 20
     for text, wanted in seen:
         with torch.no_grad():
-            hidden = model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]
+            hidden = model.get_decoder()(
+                input_ids=torch.tensor([text]), use_cache=False
+            ).last_hidden_state[0]
         pairs = len(text) - 1
         numbers = torch.arange(pairs, dtype=torch.int32)
         table = torch.zeros(1, 1, dtype=torch.int32)

@@ -88,10 +88,13 @@ class Tracked:
 @given(
     page=st.integers(1, 5),
     actions=st.lists(
-        st.tuples(st.sampled_from(["open", "fork", "grow", "grow", "close"]), st.integers(0, 8)), max_size=25
+        st.tuples(st.sampled_from(["open", "fork", "grow", "grow", "close"]), st.integers(0, 8)),
+        max_size=25,
     ),
 )
-def test_paged_cache_never_leaks_or_shares_wrongly(page: int, actions: list[tuple[str, int]]) -> None:
+def test_paged_cache_never_leaks_or_shares_wrongly(
+    page: int, actions: list[tuple[str, int]]
+) -> None:
     tracked = Tracked(page)
     for action, number in actions:
         if action == "open":

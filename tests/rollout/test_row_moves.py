@@ -23,19 +23,36 @@ def flight(number: int, rng: np.random.Generator) -> Flight:
         versions=np.full(n, number, np.int32),
         guessed=rng.random(n) < 0.5 if number % 2 else None,
     )
-    own = {"stop_ids": tuple(range(number % 4)), "top_k": number % 3, "stop_strings": ("ab",) * (number % 2)}
+    own = {
+        "stop_ids": tuple(range(number % 4)),
+        "top_k": number % 3,
+        "stop_strings": ("ab",) * (number % 2),
+    }
     asked = ask(number, max_tokens=8, temperature=1 + number / 10, **own)
-    return Flight(asked, 0, number, np.arange(1 + number % 3), 8, (number, -number), trace, drafted=number)
+    return Flight(
+        asked, 0, number, np.arange(1 + number % 3), 8, (number, -number), trace, drafted=number
+    )
 
 
 def state(rows: Rows) -> list[object]:
     """All that the rows hold, with tokens as far as they count."""
     numbers = range(rows.size)
     columns = [getattr(rows, name)[: rows.size].tolist() for name in rows._columns]
-    texts = [[part[i, : rows.count[i]].tolist() for part in (rows.ids, rows.log_probs, rows.versions)] for i in numbers]
+    texts = [
+        [part[i, : rows.count[i]].tolist() for part in (rows.ids, rows.log_probs, rows.versions)]
+        for i in numbers
+    ]
     arrivals = [f.arrival for f in rows.flights]
     guessed = rows.guessed[: rows.size].tolist()
-    return [rows.size, rows.fed, arrivals, columns, texts, guessed, rows.keys[:, : rows.size].tolist()]
+    return [
+        rows.size,
+        rows.fed,
+        arrivals,
+        columns,
+        texts,
+        guessed,
+        rows.keys[:, : rows.size].tolist(),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -63,5 +80,7 @@ def test_many_rows_at_once(seed: int) -> None:
         stay = [f.arrival for i, f in enumerate(flights) if i not in gone]
         assert sorted(f.arrival for f in rows.flights) == stay
         assert not (half and size - 1 in stay) or rows.flights[-1].arrival == size - 1
-        assert [rows.flights[i].known for i in range(rows.size)] == rows.length[: rows.size].tolist()
+        assert [rows.flights[i].known for i in range(rows.size)] == rows.length[
+            : rows.size
+        ].tolist()
     assert found[0] == found[1]

@@ -9,7 +9,9 @@ from whet.rollout.rows import Draws, _dropped, sample
 
 
 def keys(n: int, group: int = 0) -> torch.Tensor:
-    return torch.tensor([row_key(1, False, group, i) for i in range(n)], dtype=torch.int32).T.contiguous()
+    return torch.tensor(
+        [row_key(1, False, group, i) for i in range(n)], dtype=torch.int32
+    ).T.contiguous()
 
 
 def zeros(n: int) -> torch.Tensor:
@@ -49,11 +51,15 @@ def test_greedy_rows_among_sampled_ones() -> None:
     mixed, log_probs = sample(logits, Draws(keys=keys(40), greedy=greedy), zeros(40))
     sampled, _ = sample(logits, Draws(keys=keys(40)), zeros(40))
     best, _ = sample(
-        logits, Draws(keys=keys(40), greedy=torch.ones(40, 1, dtype=torch.bool), all_greedy=True), zeros(40)
+        logits,
+        Draws(keys=keys(40), greedy=torch.ones(40, 1, dtype=torch.bool), all_greedy=True),
+        zeros(40),
     )
     assert torch.equal(best, logits.argmax(-1))
     assert torch.equal(mixed, torch.where(greedy[:, 0], best, sampled))
-    torch.testing.assert_close(log_probs, torch.log_softmax(logits, -1).gather(1, mixed[:, None])[:, 0])
+    torch.testing.assert_close(
+        log_probs, torch.log_softmax(logits, -1).gather(1, mixed[:, None])[:, 0]
+    )
 
 
 def kept_reference(p: np.ndarray, top_k: int, top_p: float) -> set[int]:
@@ -68,7 +74,9 @@ def kept_reference(p: np.ndarray, top_k: int, top_p: float) -> set[int]:
     return kept
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.7), (4, 0.6), (1, 1.0), (0, 0.01), (100, 0.999)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(3, 1.0), (0, 0.7), (4, 0.6), (1, 1.0), (0, 0.01), (100, 0.999)]
+)
 def test_top_k_and_top_p(top_k: int, top_p: float) -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(top_k)).double() * 2
     n = 4000
@@ -81,7 +89,11 @@ def test_top_k_and_top_p(top_k: int, top_p: float) -> None:
     p = torch.softmax(logits, 0).numpy()
     kept = kept_reference(p, top_k, top_p)
     share = np.where([i in kept for i in range(12)], p, 0.0)
-    assert chi_square_ok(tokens, share / share.sum()) if len(kept) > 1 else set(tokens.tolist()) == kept
+    assert (
+        chi_square_ok(tokens, share / share.sum())
+        if len(kept) > 1
+        else set(tokens.tolist()) == kept
+    )
     torch.testing.assert_close(log_probs, torch.log_softmax(logits, 0)[tokens])  # before the cut
 
 
@@ -97,7 +109,10 @@ def test_rows_that_ask_for_nothing_are_untouched_by_those_that_do() -> None:
 
 def test_top_p_of_one_keeps_all_also_where_rounding_fills_it() -> None:
     log_probs = torch.log_softmax(torch.tensor([[30.0, 0.0, -1.0], [30.0, 0.0, -1.0]]), -1)
-    assert _dropped(log_probs, None, torch.tensor([[1.0], [0.9]])).tolist() == [[False] * 3, [False, True, True]]
+    assert _dropped(log_probs, None, torch.tensor([[1.0], [0.9]])).tolist() == [
+        [False] * 3,
+        [False, True, True],
+    ]
 
 
 def test_tokens_depend_on_the_key_not_on_the_place_in_the_batch() -> None:
@@ -115,7 +130,9 @@ def test_half_precision_logits_are_recorded_in_float32() -> None:
     logits = torch.randn(4, 30).bfloat16()
     tokens, log_probs = sample(logits, Draws(keys=keys(4)), zeros(4))
     assert log_probs.dtype == torch.float32
-    torch.testing.assert_close(log_probs, torch.log_softmax(logits.float(), -1).gather(1, tokens[:, None])[:, 0])
+    torch.testing.assert_close(
+        log_probs, torch.log_softmax(logits.float(), -1).gather(1, tokens[:, None])[:, 0]
+    )
 
 
 def test_a_certain_token_always_wins() -> None:

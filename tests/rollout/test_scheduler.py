@@ -17,7 +17,12 @@ SHAPES = [KVShape(1, 2, 2, torch.float32)]
 
 
 def flight(
-    arrival: int, prompt: int = 0, size: int = 4, written: int = 0, group: int = 0, phase: Phase = "train"
+    arrival: int,
+    prompt: int = 0,
+    size: int = 4,
+    written: int = 0,
+    group: int = 0,
+    phase: Phase = "train",
 ) -> Flight:
     trace = empty_trace(np.dtype(np.float32))
     if written:
@@ -26,7 +31,15 @@ def flight(
             log_probs=np.zeros(written, np.float32),
             versions=np.zeros(written, np.int32),
         )
-    return Flight(ask(prompt, group=group, phase=phase), arrival, arrival, np.ones(size, np.int64), 9, (0, 0), trace)
+    return Flight(
+        ask(prompt, group=group, phase=phase),
+        arrival,
+        arrival,
+        np.ones(size, np.int64),
+        9,
+        (0, 0),
+        trace,
+    )
 
 
 def roomy() -> Cache:
@@ -41,16 +54,26 @@ def wave(scheduler: Scheduler, running: int, slots: int, cache: Cache) -> list[t
     got = scheduler.next_wave(slots - running, CacheRoom(cache, rows, Lengths()))
     assert all(chunk.start == 0 and chunk.last for chunk in got.chunks)
     fed = [chunk.flight.arrival for chunk in got.chunks]
-    return sorted([(arrival, arrival) for arrival in fed] + [(f.arrival, fed[leader]) for f, leader in got.forks])
+    return sorted(
+        [(arrival, arrival) for arrival in fed]
+        + [(f.arrival, fed[leader]) for f, leader in got.forks]
+    )
 
 
 def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
     scheduler = Scheduler()
     scheduler.waiting.extend(
-        [flight(0, prompt=1), flight(1, prompt=1), flight(2, prompt=2), flight(3, prompt=1), flight(4, prompt=1)]
+        [
+            flight(0, prompt=1),
+            flight(1, prompt=1),
+            flight(2, prompt=2),
+            flight(3, prompt=1),
+            flight(4, prompt=1),
+        ]
     )
     assert wave(scheduler, 1, 5, roomy()) == [(0, 0), (1, 0), (2, 2), (3, 0)]
-    assert wave(scheduler, 4, 5, roomy()) == [(4, 4)]  # in a later wave the prompt is prefilled again
+    # in a later wave the prompt is prefilled again
+    assert wave(scheduler, 4, 5, roomy()) == [(4, 4)]
     assert wave(scheduler, 0, 5, roomy()) == []
 
 
@@ -129,25 +152,40 @@ def test_a_prefill_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PREFILL", 40)
     scheduler = Scheduler()
     scheduler.waiting.extend(
-        [flight(0, prompt=0, size=5), flight(1, prompt=1, size=9), flight(2, prompt=0), flight(3, prompt=3)]
+        [
+            flight(0, prompt=0, size=5),
+            flight(1, prompt=1, size=9),
+            flight(2, prompt=0),
+            flight(3, prompt=3),
+        ]
     )
-    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 0)]  # a third prefill would pad to 27, of at most 20
+    # a third prefill would pad to 27, of at most 20
+    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 0)]
 
 
-def test_what_is_longer_than_a_prefill_is_fed_in_chunks_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_longer_than_a_prefill_is_fed_in_chunks_and_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """25 tokens, 10 a step: two steps of its own; with the last five go its fork and a prompt that fits beside them."""
     monkeypatch.setattr(module, "PREFILL", 10)
     scheduler = Scheduler(packed=True)
     long = flight(0, size=25)
-    scheduler.waiting.extend([long, flight(1, size=25), flight(2, prompt=2, size=5), flight(3, prompt=3, size=1)])
+    scheduler.waiting.extend(
+        [long, flight(1, size=25), flight(2, prompt=2, size=5), flight(3, prompt=3, size=1)]
+    )
     fed = 0
     for _ in range(2):
         got = scheduler.next_wave(8, lambda f, forked: True, (long, fed) if fed else None)
-        assert [(c.flight, c.start, c.stop, c.last) for c in got.chunks] == [(long, fed, fed + 10, False)]
+        assert [(c.flight, c.start, c.stop, c.last) for c in got.chunks] == [
+            (long, fed, fed + 10, False)
+        ]
         assert got.forks == [] and len(scheduler.waiting) == 3
         fed = got.chunks[0].stop
     got = scheduler.next_wave(8, lambda f, forked: True, (long, fed))
-    assert [(c.flight.arrival, c.start, c.stop, c.last) for c in got.chunks] == [(0, 20, 25, True), (2, 0, 5, True)]
+    assert [(c.flight.arrival, c.start, c.stop, c.last) for c in got.chunks] == [
+        (0, 20, 25, True),
+        (2, 0, 5, True),
+    ]
     assert [(f.arrival, leader) for f, leader in got.forks] == [(1, 0)] and got.tokens == 10
 
 
@@ -161,8 +199,11 @@ def test_a_long_one_does_not_begin_beside_others(monkeypatch: pytest.MonkeyPatch
 def test_a_packed_prefill_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PREFILL", 20)
     scheduler = Scheduler(packed=True)
-    scheduler.waiting.extend([flight(i, prompt=i, size=size) for i, size in enumerate((5, 9, 6, 1))])
-    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 2)]  # 20 tokens; padded they would be 27
+    scheduler.waiting.extend(
+        [flight(i, prompt=i, size=size) for i, size in enumerate((5, 9, 6, 1))]
+    )
+    # 20 tokens; padded they would be 27
+    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_small_prefills_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,19 +57,26 @@ def test_a_drafter_that_fails_before_a_capture_is_retired(
     plain = run(make_engine(sharp_model(heads=6, kv_heads=2).float(), page=16, slots=5), requests())
     model = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32)
     speculation = Speculation([Suffix()], Whim([DraftArm(name, 4)]), vocab=VOCAB)
-    engine = make_engine(model, graphs=True, page=16, slots=5, speculation=speculation, eagle=eagle_head(model))
+    engine = make_engine(
+        model, graphs=True, page=16, slots=5, speculation=speculation, eagle=eagle_head(model)
+    )
     same(plain, run(engine, requests()), atol=2e-3)
     assert speculation.drafters[name].retired and engine.stats()["draft/failures"] == 1
 
 
 def test_a_drafter_published_in_place_drafts_better() -> None:
     """Captured graphs see its new weights; the target's are untouched, and so are the tokens."""
-    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
+    model, buffer = (
+        on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32),
+        DataBuffer(50_000, device="cuda"),
+    )
     head = eagle_head(model)
     asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3) for i in range(30)]
     whim = Whim([DraftArm("eagle", 4)])
     speculation = Speculation([], whim, vocab=VOCAB)
-    engine = make_engine(model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer)
+    engine = make_engine(
+        model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer
+    )
     before = run(engine, asked)
     first, whim.accepted = whim.accepted, 0
     trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
@@ -81,10 +88,21 @@ def test_a_drafter_published_in_place_drafts_better() -> None:
 
 def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are under way then: a copy that waits for them would leave the device idle afterwards."""
-    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
-    speculation = Speculation([Suffix()], Whim([OFF, DraftArm("suffix", 4), DraftArm("eagle", 3)]), vocab=VOCAB)
+    model, buffer = (
+        on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32),
+        DataBuffer(50_000, device="cuda"),
+    )
+    speculation = Speculation(
+        [Suffix()], Whim([OFF, DraftArm("suffix", 4), DraftArm("eagle", 3)]), vocab=VOCAB
+    )
     engine = make_engine(
-        model, graphs=True, slots=8, speculation=speculation, eagle=eagle_head(model), buffer=buffer, mode="stream"
+        model,
+        graphs=True,
+        slots=8,
+        speculation=speculation,
+        eagle=eagle_head(model),
+        buffer=buffer,
+        mode="stream",
     )
     calls: dict[str, int] = {}
 
@@ -103,7 +121,11 @@ def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(owner, name, watched)
 
-    for owner, name in ((engine, "_retire"), (engine.runner.lanes, "enter"), (engine.runner.lanes, "newest")):
+    for owner, name in (
+        (engine, "_retire"),
+        (engine.runner.lanes, "enter"),
+        (engine.runner.lanes, "newest"),
+    ):
         unwaiting(owner, name)
     engine.submit([ask(i, n=3, max_tokens=6 + i % 9, stop_ids=(EOS,)) for i in range(12)])
     done = 0

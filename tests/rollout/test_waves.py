@@ -25,7 +25,12 @@ from whet.rollout.rows import Chunk
 from whet.rollout.runner import Drawn
 from whet.rollout.scheduler import Scheduler, Wave
 
-FORMS: list[dict[str, Any]] = [{}, {"page": 4}, {"page": 3, "pages": 24}, {"graphs": True, "page": 4}]
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"page": 4},
+    {"page": 3, "pages": 24},
+    {"graphs": True, "page": 4},
+]
 SENTENCE = "There was no memory to feed prompts of"
 
 
@@ -62,7 +67,8 @@ def full_before(engine: LocalEngine, most: int) -> None:
         engine.runner.network = engine.runner.prefill.network = Short(engine.runner.network, most)
     else:
         engine.twin.register_forward_pre_hook(
-            lambda module, args, given: refuse(given["input_ids"].numel() - engine.rows.size, most), with_kwargs=True
+            lambda module, args, given: refuse(given["input_ids"].numel() - engine.rows.size, most),
+            with_kwargs=True,
         )
 
 
@@ -90,9 +96,13 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("full", [full_before, full_after])
 @pytest.mark.parametrize("most", [20, 9, 3])
-def test_a_full_gpu_changes_no_token(form: dict[str, Any], full: Callable[..., None], most: int) -> None:
+def test_a_full_gpu_changes_no_token(
+    form: dict[str, Any], full: Callable[..., None], most: int
+) -> None:
     """Waves of several prompts, down to parts of one; forks; rows that run meanwhile; recomputed flights."""
-    requests = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + 2 * i) for i in range(9)]
+    requests = [
+        ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + 2 * i) for i in range(9)
+    ]
     results = []
     for short in (False, True):
         engine = make_engine(MODEL, slots=7, mode="stream", on_update="recompute", **form)
@@ -116,13 +126,17 @@ def test_a_full_gpu_changes_no_token(form: dict[str, Any], full: Callable[..., N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_launched_ahead_and_drafts_are_taken_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What running rows drew beside a wave that failed is drawn again, whatever the device had begun."""
     wanted, _ = story("plain", seed)
     failed: list[int] = []
     advance = GraphRunner.advance
 
-    def short(self: GraphRunner, running: int, chunks: Sequence[Chunk], *args: Any, **kwargs: Any) -> Drawn:
+    def short(
+        self: GraphRunner, running: int, chunks: Sequence[Chunk], *args: Any, **kwargs: Any
+    ) -> Drawn:
         drawn = advance(self, running, chunks, *args, **kwargs)
         tokens = sum(chunk.size for chunk in chunks)
         if tokens > 10 or (running and tokens and len(failed) % 3):  # now and then, however small
@@ -145,7 +159,9 @@ def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch:
 def test_a_drafter_that_reads_hidden_states(form: dict[str, Any]) -> None:
     requests = [ask(i, n=2, max_tokens=6 + 3 * i) for i in range(8)]
     wanted = by_key(make_engine(MODEL, slots=5, **form).generate(requests))
-    speculation = Speculation([Suffix()], Whim([OFF, DraftArm("eagle", 3), DraftArm("suffix", 2)]), vocab=VOCAB)
+    speculation = Speculation(
+        [Suffix()], Whim([OFF, DraftArm("eagle", 3), DraftArm("suffix", 2)]), vocab=VOCAB
+    )
     engine = make_engine(MODEL, slots=5, speculation=speculation, eagle=eagle_head(MODEL), **form)
     full_after(engine, 8)
     with pytest.warns(UserWarning, match=SENTENCE):
@@ -158,14 +174,18 @@ def test_one_prompt_that_does_not_fit_is_one_sentence() -> None:
     full_before(engine, 9)
     engine.submit([ask(2)])
     assert len(PROMPTS["p2"]) == 11
-    with pytest.raises(WhetError, match=r"^Not even a prompt of 11 tokens can be fed .* rollout\.pages"):
+    with pytest.raises(
+        WhetError, match=r"^Not even a prompt of 11 tokens can be fed .* rollout\.pages"
+    ):
         engine.collect()
     assert engine.cache.free == len(engine.cache.owners) and not engine.rows.size  # type: ignore[union-attr]
     assert [f.request.prompt_id for f in engine.scheduler.waiting] == ["p2"], "nothing is lost"
 
 
 @pytest.mark.parametrize("chunk", [64, 4], ids=["whole", "half fed"])
-def test_what_does_not_fit_beside_others_waits_for_them(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_beside_others_waits_for_them(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scheduler, "PREFILL", chunk)
     requests = [ask(0, max_tokens=6), ask(2, n=2, max_tokens=5)]  # 1 and 11 tokens
     wanted = by_key(make_engine(MODEL, page=4).generate(requests))
@@ -191,7 +211,9 @@ def test_forks_are_fewer_where_they_are_what_does_not_fit() -> None:
     engine = make_engine(MODEL, slots=8, page=4)
     advance = engine.runner.advance
 
-    def short(running: int, chunks: Sequence[Chunk], source: Sequence[int], *args: Any, **kwargs: Any) -> Drawn:
+    def short(
+        running: int, chunks: Sequence[Chunk], source: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Drawn:
         refuse(len(source), 1)
         return advance(running, chunks, source, *args, **kwargs)
 
@@ -210,7 +232,11 @@ def test_the_queue_is_as_it_was() -> None:
     full_after(engine, 1)
     with pytest.warns(UserWarning, match=SENTENCE):
         step(engine, 1)
-    assert list(engine.scheduler.waiting) == waiting and not engine.scheduler.begun and not engine.scheduler.full
+    assert (
+        list(engine.scheduler.waiting) == waiting
+        and not engine.scheduler.begun
+        and not engine.scheduler.full
+    )
     assert not engine.rows.size and engine.stats()["rollout/tokens"] == 0
     engine.update(1)
     assert not engine.done, "no group has begun, so none is cut"
@@ -237,7 +263,12 @@ def test_a_row_that_is_half_fed_keeps_what_it_has(monkeypatch: pytest.MonkeyPatc
     engine.runner.advance = once  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match=SENTENCE):
         step(engine, 1)
-    assert (engine.rows.size, engine.rows.ready, engine.rows.fed, int(engine.rows.shared[0])) == (1, 0, 8, 0)
+    assert (engine.rows.size, engine.rows.ready, engine.rows.fed, int(engine.rows.shared[0])) == (
+        1,
+        0,
+        8,
+        0,
+    )
     assert by_key(drain(engine)) == wanted
     assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
@@ -250,7 +281,10 @@ def test_budgets_by_hand() -> None:
         assert made.budget == scheduler.PREFILL
         assert made.shrink(Wave(chunks=[Chunk(flight, 0, 11)] * 5, tokens=5 * 600, longest=900))
         assert made.budget == wanted
-        assert made.shrink(Wave(chunks=[Chunk(flight, 0, 11)], tokens=600, longest=600)) and made.budget == 300
+        assert (
+            made.shrink(Wave(chunks=[Chunk(flight, 0, 11)], tokens=600, longest=600))
+            and made.budget == 300
+        )
         assert not made.shrink(Wave(chunks=[Chunk(flight, 0, 11)], tokens=256, longest=256))
         assert made.budget == 300 and made.ooms == 3
 

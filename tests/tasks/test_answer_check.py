@@ -15,7 +15,12 @@ from whet.tasks.text import TextTask
 
 def task_of(tmp_path: Path, answers: list, **fields) -> TextTask:
     path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"Problem {i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"Problem {i}?", "answer": a}) + "\n"
+            for i, a in enumerate(answers)
+        )
+    )
     return TextTask(Data(path=str(path), **fields))
 
 
@@ -26,28 +31,48 @@ def golds_of(task: TextTask, **knobs) -> AnswerCheck:
 
 def test_answers_that_can_be_given(tmp_path) -> None:
     zebra = json.dumps({"rows": [{"house": i, "owner": "x" * 40} for i in range(9)]})
-    answers = ["72", "\\frac{1}{2}", ["1/2", "0.5"], "Evelyn", "We add.\n#### 3", zebra, "{1, 2}", True]
+    answers = [
+        "72",
+        "\\frac{1}{2}",
+        ["1/2", "0.5"],
+        "Evelyn",
+        "We add.\n#### 3",
+        zebra,
+        "{1, 2}",
+        True,
+    ]
     found = golds_of(task_of(tmp_path, answers))
-    assert (found.answers, found.checked, found.unmatched, found.long) == (8, 8, 0, 0) and found.sentences() == []
+    assert (found.answers, found.checked, found.unmatched, found.long) == (
+        8,
+        8,
+        0,
+        0,
+    ) and found.sentences() == []
 
 
 def test_answers_that_no_response_can_give(tmp_path) -> None:
     found = golds_of(task_of(tmp_path, ["72", "11}", "\\frac{1}{2"]))
     assert (found.checked, found.unmatched, found.mostly_wrong) == (3, 2, True)
     (said,) = found.sentences()
-    assert said.startswith("2 of 3 answers cannot be matched by this judge, such as '11}' of the problem 'Problem 1?';")
+    assert said.startswith(
+        "2 of 3 answers cannot be matched by this judge, such as '11}' of the problem 'Problem 1?';"
+    )
     assert 'columns = { answer = "..." }' in said and 'reward = "module:function"' in said
 
 
 def test_it_is_this_tasks_judge_that_is_asked(tmp_path) -> None:
-    assert golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "last_number"})).unmatched == 2
+    assert (
+        golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "last_number"})).unmatched == 2
+    )
     assert golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "tagged"})).unmatched == 0
 
 
 def test_long_texts_are_reported(tmp_path) -> None:
     found = golds_of(task_of(tmp_path, ["First we try 3 * 4. " * 30, "72"]))
     assert (found.unmatched, found.long) == (0, 1)
-    assert found.sentences()[0].startswith("1 of 2 answers are texts of more than 300 characters, which a response")
+    assert found.sentences()[0].startswith(
+        "1 of 2 answers are texts of more than 300 characters, which a response"
+    )
 
 
 def test_a_sample_is_drawn_by_the_seed(tmp_path) -> None:
@@ -68,7 +93,8 @@ def test_the_check_ends_when_its_time_is_up(tmp_path, monkeypatch) -> None:
     task = task_of(tmp_path, [str(i) for i in range(200)])
     now, begun, receive = [0.0], [], Judge.receive
 
-    def judge(self, prompt, response):  # in a process of its own: its first answer comes at once, the second never
+    # in a process of its own: its first answer comes at once, the second never
+    def judge(self, prompt, response):
         begun.append(prompt)
         if len(begun) > 1:
             time.sleep(600)
@@ -119,19 +145,49 @@ def test_data_look_checks_all(tmp_path, answers, said) -> None:
 
 def test_a_file_in_a_few_lines(tmp_path) -> None:
     rows = [
-        {"problem": "What is\n$1+1$?\x1b", "answer": "2", "level": "Level 3", "year": 2001, "solution": "1+1 is 2"},
-        {"problem": "what is 1 + 1\x1b", "answer": "2", "level": "Level 1", "year": 2002, "solution": None},
-        {"problem": "x" * 400, "answer": r"\frac{1}{2}", "level": None, "year": 2002, "solution": None},
+        {
+            "problem": "What is\n$1+1$?\x1b",
+            "answer": "2",
+            "level": "Level 3",
+            "year": 2001,
+            "solution": "1+1 is 2",
+        },
+        {
+            "problem": "what is 1 + 1\x1b",
+            "answer": "2",
+            "level": "Level 1",
+            "year": 2002,
+            "solution": None,
+        },
+        {
+            "problem": "x" * 400,
+            "answer": r"\frac{1}{2}",
+            "level": None,
+            "year": 2002,
+            "solution": None,
+        },
         {"problem": "blank", "answer": None, "level": None, "year": 2002, "solution": None},
     ]
     path = tmp_path / "p.json"
     path.write_text(json.dumps(rows))
     said = dict(describe_problems(Data(path=str(path))))
-    assert said["rows"] == "4" and said["problems"] == "3, 1 of them repeats" and said["worked solutions"] == "1"
-    assert said["columns"] == "prompt = problem, answer = answer, solution = solution, level = level"
+    assert (
+        said["rows"] == "4"
+        and said["problems"] == "3, 1 of them repeats"
+        and said["worked solutions"] == "1"
+    )
+    assert (
+        said["columns"] == "prompt = problem, answer = answer, solution = solution, level = level"
+    )
     assert said["levels"] == "1: 1, 3: 1, none: 1" and said["kept as meta"] == "year"
-    assert said["answers"] == "whole number 67%, number 33%" and said["note"].startswith("1 of the 4 rows")
-    assert "not kept" not in said and said["first problem"] == "What is $1+1$? " and said["its answer"] == "2"
+    assert said["answers"] == "whole number 67%, number 33%" and said["note"].startswith(
+        "1 of the 4 rows"
+    )
+    assert (
+        "not kept" not in said
+        and said["first problem"] == "What is $1+1$? "
+        and said["its answer"] == "2"
+    )
 
 
 def test_a_long_problem_is_cut(tmp_path) -> None:

@@ -92,7 +92,9 @@ def test_auto(response: str, found: str) -> None:
 
 def test_thinking_is_dropped() -> None:
     assert after_thinking(r"<think>\boxed{1}</think>\boxed{2}") == r"\boxed{2}"
-    assert after_thinking(r"\boxed{1}</think> so</think>2") == "2", "templates write the opening tag themselves"
+    assert after_thinking(r"\boxed{1}</think> so</think>2") == "2", (
+        "templates write the opening tag themselves"
+    )
     assert after_thinking(r"<think>\boxed{1}") == "", "still thinking"
     assert after_thinking(r"<think>a</think>1 <think>\boxed{1}") == ""
 
@@ -108,13 +110,25 @@ def test_each_way_finds_its_own() -> None:
         "last_number": "4",
         "whole": text.strip(),
     }
-    assert tagged("<answer>1") == tagged("1</answer>") == boxed("3") == marked("3") == last_number("three") == ""
+    assert (
+        tagged("<answer>1")
+        == tagged("1</answer>")
+        == boxed("3")
+        == marked("3")
+        == last_number("three")
+        == ""
+    )
 
 
 def test_long_answers_are_none() -> None:
     assert boxed("\\boxed{" + "x" * LONGEST + "}") == "x" * LONGEST
     long = "x" * (LONGEST + 1)
-    assert boxed(f"\\boxed{{{long}}}") == tagged(f"<answer>{long}</answer>") == ANSWERS["whole"](long) == ""
+    assert (
+        boxed(f"\\boxed{{{long}}}")
+        == tagged(f"<answer>{long}</answer>")
+        == ANSWERS["whole"](long)
+        == ""
+    )
     assert marked(f"answer is {long}") == last_number("9" * (LONGEST + 1)) == ""
 
 
@@ -192,40 +206,67 @@ def test_ways_to_say_five(response: str) -> None:
 
 def test_what_the_problem_counts_may_stand_beside_the_number() -> None:
     """The word must be the problem's own, and must not change the number, though the problem uses it."""
-    problem = "Of 30 ripe apples or a million pears half are left. How many apples are left? Not many."
+    problem = (
+        "Of 30 ripe apples or a million pears half are left. How many apples are left? Not many."
+    )
 
     def judged(found: str) -> float:
-        chat = Prompt(id="a", messages=({"role": "user", "content": problem},), answer="15", task="text")
+        chat = Prompt(
+            id="a", messages=({"role": "user", "content": problem},), answer="15", task="text"
+        )
         score = MATH.judge(Prompt(id="a", text=problem, answer="15", task="text"), found)
         assert MATH.judge(chat, found) == score
         return score
 
     for right in ("15 apples", r"15 \text{ ripe apples}", r"\text{15 Apples are left}"):
         assert judged(rf"\boxed{{{right}}}") == 1.0, right
-    for wrong in ("15 plums", "15 million", "15 million apples", "half of 15 apples", "not 15 apples", "15 or more"):
+    for wrong in (
+        "15 plums",
+        "15 million",
+        "15 million apples",
+        "half of 15 apples",
+        "not 15 apples",
+        "15 or more",
+    ):
         assert judged(rf"\boxed{{{wrong}}}") == 0.0, wrong
 
 
 def test_a_problem_may_count_dozens() -> None:
-    for problem, right in (("How many dozens of eggs?", 1.0), ("A dozen eggs cost $3. How many eggs?", 0.0)):
-        assert MATH.judge(Prompt(id="a", text=problem, answer="7", task="text"), r"\boxed{7 dozen eggs}") == right
+    for problem, right in (
+        ("How many dozens of eggs?", 1.0),
+        ("A dozen eggs cost $3. How many eggs?", 0.0),
+    ):
+        assert (
+            MATH.judge(
+                Prompt(id="a", text=problem, answer="7", task="text"), r"\boxed{7 dozen eggs}"
+            )
+            == right
+        )
 
 
-@pytest.mark.parametrize("found", ["18=17", "17=18=17", "17, ...", "17!", "not 17", "16 or 17", "17 dozen", "[17]^2"])
+@pytest.mark.parametrize(
+    "found", ["18=17", "17=18=17", "17, ...", "17!", "not 17", "16 or 17", "17 dozen", "[17]^2"]
+)
 def test_what_only_ends_or_begins_like_the_answer(found: str) -> None:
     assert score(rf"\boxed{{{found}}}", "17") == 0.0
 
 
 @pytest.mark.parametrize(
-    "response", ["not 5", "The answer is not 5.", "The answer is 5. Wait, it is 6.", r"\boxed{5} or \boxed{6}"]
+    "response",
+    ["not 5", "The answer is not 5.", "The answer is 5. Wait, it is 6.", r"\boxed{5} or \boxed{6}"],
 )
 def test_what_is_taken_back_is_no_answer(response: str) -> None:
     assert score(response, "5") == 0.0
 
 
-@pytest.mark.parametrize("response", ["B", "b", "(b)", "**B**", r"\boxed{b}", "The answer is B: 12.", "B) 12"])
+@pytest.mark.parametrize(
+    "response", ["B", "b", "(b)", "**B**", r"\boxed{b}", "The answer is B: 12.", "B) 12"]
+)
 def test_ways_to_choose(response: str) -> None:
-    assert score(response, "B") == score(response, r"\text{(B)}") == 1.0 and score(response, "C") == 0.0
+    assert (
+        score(response, "B") == score(response, r"\text{(B)}") == 1.0
+        and score(response, "C") == 0.0
+    )
 
 
 def test_a_number_with_commas_may_be_a_list_or_not() -> None:
@@ -295,9 +336,23 @@ def test_the_data_may_hold_a_whole_solution_or_several_answers() -> None:
 
 def test_where_the_answer_stands() -> None:
     text = "Answer: 1\n<answer> 2 </answer> \\boxed{3} or 4"
-    for way, answer in {"auto": "3", "boxed": "3", "tagged": "2", "marked": "1", "last_number": "4"}.items():
-        assert Matcher("exact", way).judge(Prompt(id="a", text="?", answer=answer, task="text"), text) == 1.0
-    assert Matcher("exact", "whole").judge(Prompt(id="a", text="?", answer="Paris", task="text"), "paris") == 1.0
+    for way, answer in {
+        "auto": "3",
+        "boxed": "3",
+        "tagged": "2",
+        "marked": "1",
+        "last_number": "4",
+    }.items():
+        assert (
+            Matcher("exact", way).judge(Prompt(id="a", text="?", answer=answer, task="text"), text)
+            == 1.0
+        )
+    assert (
+        Matcher("exact", "whole").judge(
+            Prompt(id="a", text="?", answer="Paris", task="text"), "paris"
+        )
+        == 1.0
+    )
 
 
 def test_final_is_what_votes_count() -> None:
@@ -331,7 +386,10 @@ def test_without_math_verify() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.text(max_size=60), st.sampled_from(["42", r"\frac{\pi}{2}", "1,2", "[0,1)", "x^2+1", r"\text{east}"]))
+@given(
+    st.text(max_size=60),
+    st.sampled_from(["42", r"\frac{\pi}{2}", "1,2", "[0,1)", "x^2+1", r"\text{east}"]),
+)
 def test_judging_never_raises(text: str, answer: str) -> None:
     for response in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert score(response, answer) in (0.0, 1.0)
@@ -346,7 +404,10 @@ def test_what_comparing_formulas_needs_is_loaded_before_judges_are_forked() -> N
 # ---- long and structured answers, compared whole
 
 
-HOUSES = [{"house": i, "owner": f"Person {i}", "drink": "tea" if i % 2 else "milk {hot}"} for i in range(12)]
+HOUSES = [
+    {"house": i, "owner": f"Person {i}", "drink": "tea" if i % 2 else "milk {hot}"}
+    for i in range(12)
+]
 ZEBRA = json.dumps({"header": ["house", "owner"], "rows": HOUSES})
 STORY = "The fox said nothing at all. " * 20
 
@@ -368,8 +429,12 @@ def test_json_is_read_and_compared() -> None:
     assert same_whole(f"Here it is:\n```json\n{other_way}\n```\nDone.", ZEBRA, "auto")
     assert not same_whole(f"\\boxed{{{ZEBRA}, or another}}", ZEBRA, "auto"), "the box holds more"
     two = f"```json\n{changed}\n```\nThe answer is {ZEBRA}"
-    assert same_whole(two, ZEBRA, "auto") and same_whole(two, changed, "auto") is False, "one guess: the last"
-    assert not same_whole(f"{ZEBRA} \\boxed{{1}}", ZEBRA, "auto"), "where there is a box, it is the answer"
+    assert same_whole(two, ZEBRA, "auto") and same_whole(two, changed, "auto") is False, (
+        "one guess: the last"
+    )
+    assert not same_whole(f"{ZEBRA} \\boxed{{1}}", ZEBRA, "auto"), (
+        "where there is a box, it is the answer"
+    )
     assert not same_whole(ZEBRA, ZEBRA, "last_number")
 
 
@@ -394,7 +459,9 @@ def test_what_json_is_equal(given: str, wanted: str, same: bool) -> None:
 def test_long_texts_differ_in_white_space_alone() -> None:
     spaced = STORY.replace(". ", ".\n\n ")
     assert len(STORY) > 300
-    assert same_whole(f"\\boxed{{{spaced}}}", STORY, "auto") and same_whole(f"#### {spaced}", STORY, "marked")
+    assert same_whole(f"\\boxed{{{spaced}}}", STORY, "auto") and same_whole(
+        f"#### {spaced}", STORY, "marked"
+    )
     assert same_whole(spaced, STORY, "whole")
     assert not same_whole(f"\\boxed{{{spaced} And more.}}", STORY, "auto")
     assert not same_whole(f"\\boxed{{{spaced}", STORY, "auto"), "not closed"
@@ -403,10 +470,18 @@ def test_long_texts_differ_in_white_space_alone() -> None:
 
 
 def test_short_answers_are_for_the_matcher() -> None:
-    assert not same_whole("72", "72", "whole") and not same_whole('["1", "2"]', '["1", "2"]', "whole")
+    assert not same_whole("72", "72", "whole") and not same_whole(
+        '["1", "2"]', '["1", "2"]', "whole"
+    )
     assert read_json("[0, 1)") is None and read_json("\\{1, 2\\}") is None
 
 
 def test_hostile_responses_cost_little() -> None:
-    for text in ("```\n" * 50_000, "\\boxed{" * 50_000, "#### " * 50_000, "answer " * 50_000, "{" * 200_000):
+    for text in (
+        "```\n" * 50_000,
+        "\\boxed{" * 50_000,
+        "#### " * 50_000,
+        "answer " * 50_000,
+        "{" * 200_000,
+    ):
         assert not same_whole(text, ZEBRA, "auto") and not same_whole(text, STORY, "auto")

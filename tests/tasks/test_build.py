@@ -71,7 +71,9 @@ def test_text(tmp_path) -> None:
     data = Eval(task="text", path=str(path))
     task = build_task(data)
     (prompt,) = task.prompts("eval", 0)
-    assert prompt.task == task.name == "text" and load_judge(task, data)(prompt, "\\boxed{b}") == 1.0
+    assert (
+        prompt.task == task.name == "text" and load_judge(task, data)(prompt, "\\boxed{b}") == 1.0
+    )
 
 
 def test_a_judge_from_the_current_directory(here) -> None:
@@ -84,7 +86,9 @@ def test_a_judge_from_the_current_directory(here) -> None:
 
 
 def test_a_judge_changes_no_id(here) -> None:
-    plain, judged = (build_task(Data(reward=reward)).prompts("eval", 0).ids for reward in ("", "my_judges:exact"))
+    plain, judged = (
+        build_task(Data(reward=reward)).prompts("eval", 0).ids for reward in ("", "my_judges:exact")
+    )
     assert list(plain) == list(judged)
 
 
@@ -104,38 +108,61 @@ def test_a_name_for_each_judge(here) -> None:
     ]
     exact = "text:my_judges:exact"
     assert [name_task(e, taken) for e in entries] == [
-        "text", "text:2", "text:2", "text:3", exact, f"{exact}:2", "text", "chain",
-    ]  # fmt: skip
+        "text",
+        "text:2",
+        "text:2",
+        "text:3",
+        exact,
+        f"{exact}:2",
+        "text",
+        "chain",
+    ]
 
 
 def test_a_second_name_changes_no_id(tmp_path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "answer": "b"}\n')
-    first, second = (build_task(Data(path=str(path)), name).prompts("train", 0) for name in ("text", "text:2"))
+    first, second = (
+        build_task(Data(path=str(path)), name).prompts("train", 0) for name in ("text", "text:2")
+    )
     assert first.ids == second.ids and second.at(0).task == "text:2"
 
 
 def test_wrong_tasks(tmp_path) -> None:
     assert sentence(Data(task="chian")) == 'There is no task "chian"; did you mean "chain"?'
-    assert sentence(Data(task="zzz")) == 'There is no task "zzz"; there are chain, gym, maze, operations, text.'
+    assert (
+        sentence(Data(task="zzz"))
+        == 'There is no task "zzz"; there are chain, gym, maze, operations, text.'
+    )
     assert sentence(Data(task="text")).startswith("Task text needs data.path")
     assert 'set task = "text"' in sentence(Data(task="chain", path="x.jsonl"))
     assert "has no use for where" in sentence(Data(task="chain", where={"level": 1}))
-    assert 'has no option "train"; did you mean "train_count"?' in sentence(Data(options={"train": 3}))
+    assert 'has no option "train"; did you mean "train_count"?' in sentence(
+        Data(options={"train": 3})
+    )
     assert sentence(Data(options={"name": "x"})).startswith('"name" is no option of task chain')
-    assert sentence(Data(task="text", options={"path": "x"})).startswith('"path" is no option of task text')
+    assert sentence(Data(task="text", options={"path": "x"})).startswith(
+        '"path" is no option of task text'
+    )
 
 
 def test_wrong_judges(here) -> None:
-    assert sentence(Data(reward="my_judges")) == 'A reward is written "module:function", got "my_judges".'
+    assert (
+        sentence(Data(reward="my_judges"))
+        == 'A reward is written "module:function", got "my_judges".'
+    )
     assert sentence(Data(reward=":f")) == 'A reward is written "module:function", got ":f".'
     assert (
         sentence(Data(reward="nowhere:f"))
         == f'reward = "nowhere:f": there is no module "nowhere" in {here} or among the installed packages.'
     )
     assert 'there is no module "my_judges.deep"' in sentence(Data(reward="my_judges.deep:f"))
-    assert sentence(Data(reward="my_judges:exat")).endswith('has no function "exat"; did you mean "exact"?')
-    assert sentence(Data(reward="my_judges:answer")).endswith("is a int, not a function of (prompt, response).")
+    assert sentence(Data(reward="my_judges:exat")).endswith(
+        'has no function "exat"; did you mean "exact"?'
+    )
+    assert sentence(Data(reward="my_judges:answer")).endswith(
+        "is a int, not a function of (prompt, response)."
+    )
     assert sentence(Data(reward="my_judges:lonely")).endswith(
         "is called with (prompt, response), but takes (response)."
     )
@@ -164,13 +191,18 @@ def test_the_current_directory_shadows_nothing(here) -> None:
 
     assert not graphlib.__file__.startswith(str(here)) and sys.path[-1] == str(here)
     said = sentence(Data(reward="colorsys:score"))
-    assert "colorsys.py; packages go before the current directory) has no function" in said and str(here) not in said
+    assert (
+        "colorsys.py; packages go before the current directory) has no function" in said
+        and str(here) not in said
+    )
 
 
 # ---- reward terms, by hand-computed numbers
 
 
-def finished(length: int, verdict: str = "right", limit: int = 100, finish: str = "stop") -> Rollout:
+def finished(
+    length: int, verdict: str = "right", limit: int = 100, finish: str = "stop"
+) -> Rollout:
     return Rollout(
         prompt_id="a",
         group_id=0,
@@ -187,9 +219,19 @@ def finished(length: int, verdict: str = "right", limit: int = 100, finish: str 
 
 def test_length_of_right_and_wrong() -> None:
     """At 0, half and all of the limit; a third of the way cos(pi/3) = 1/2, so three quarters of the way up."""
-    options = {"right_short": 2.0, "right_long": 1.0, "wrong_short": -10.0, "wrong_long": 0.0, "cut": -10.0}
-    assert [length_term(finished(n), **options) for n in (0, 50, 100)] == pytest.approx([2.0, 1.5, 1.0])
-    assert [length_term(finished(n, "wrong"), **options) for n in (0, 50, 100)] == pytest.approx([-10.0, -5.0, 0.0])
+    options = {
+        "right_short": 2.0,
+        "right_long": 1.0,
+        "wrong_short": -10.0,
+        "wrong_long": 0.0,
+        "cut": -10.0,
+    }
+    assert [length_term(finished(n), **options) for n in (0, 50, 100)] == pytest.approx(
+        [2.0, 1.5, 1.0]
+    )
+    assert [length_term(finished(n, "wrong"), **options) for n in (0, 50, 100)] == pytest.approx(
+        [-10.0, -5.0, 0.0]
+    )
     assert length_term(finished(30, limit=90), **options) == pytest.approx(1.75)
     assert length_term(finished(30, "wrong", limit=90), **options) == pytest.approx(-7.5)
     assert length_term(finished(100, "right", finish="length"), **options) == -10.0
@@ -204,7 +246,10 @@ def test_length_by_default() -> None:
 
 def test_repetition() -> None:
     two = {"words": 2}
-    assert repetition_term("a b c d", **two) == 0.0 and repetition_term("a", **two) == repetition_term("", **two) == 0.0
+    assert (
+        repetition_term("a b c d", **two) == 0.0
+        and repetition_term("a", **two) == repetition_term("", **two) == 0.0
+    )
     assert repetition_term("a b a b", **two) == pytest.approx(-1 / 3)  # ab ba ab
     assert repetition_term("a a a a a", **two) == pytest.approx(-3 / 4)  # aa four times
     assert repetition_term("loop " * 1_000_000) == pytest.approx(-1.0, abs=1e-4)
@@ -240,7 +285,10 @@ def test_format_by_tags_and_pattern() -> None:
     ):
         assert format_term(bad, **tags) == 0.0, bad
     pattern = {"pattern": r"Answer: \d+\n.*"}
-    assert format_term("Answer: 4\nSo\nit is.", **pattern) == 1.0 and format_term("x Answer: 4\n", **pattern) == 0.0
+    assert (
+        format_term("Answer: 4\nSo\nit is.", **pattern) == 1.0
+        and format_term("x Answer: 4\n", **pattern) == 0.0
+    )
 
 
 def test_boxed() -> None:
@@ -286,13 +334,21 @@ def first_word(response: str) -> str:
 
 def pool(rewards: Rewards, judge=says_right) -> Judge:
     grader = rewards.grader(judge, first_word)
-    return Judge(lookup, {TASK: grader}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total)
+    return Judge(
+        lookup, {TASK: grader}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total
+    )
 
 
 def test_no_terms_is_the_score() -> None:
     with pool(Rewards(), lambda prompt, response: 0.3) as judge:
         (got,) = judge.judge(rollouts("x y"))
-    assert (got.score, got.reward, got.terms, got.final, got.verdict) == (0.3, 0.3, {}, "x", "wrong")
+    assert (got.score, got.reward, got.terms, got.final, got.verdict) == (
+        0.3,
+        0.3,
+        {},
+        "x",
+        "wrong",
+    )
 
 
 def test_terms_add_up() -> None:
@@ -305,13 +361,19 @@ def test_terms_add_up() -> None:
         "boxed": 1.0,
         "length": pytest.approx(0.75),
     }
-    assert wrong.reward == pytest.approx(0.0 + 0.1 - 0.75) and (wrong.verdict, wrong.score) == ("wrong", 0.0)
+    assert wrong.reward == pytest.approx(0.0 + 0.1 - 0.75) and (wrong.verdict, wrong.score) == (
+        "wrong",
+        0.0,
+    )
 
 
 def test_the_verdict_is_the_judges() -> None:
     with pool(Rewards(0.0, [Reward(name="boxed", weight=5.0)])) as judge:
         right, wrong = judge.judge(rollouts("right", r"\boxed{4}"))
-    assert (right.verdict, right.reward) == ("right", 0.0) and (wrong.verdict, wrong.reward) == ("wrong", 5.0)
+    assert (right.verdict, right.reward) == ("right", 0.0) and (wrong.verdict, wrong.reward) == (
+        "wrong",
+        5.0,
+    )
 
 
 def test_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +389,9 @@ def test_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert got.reward == 1.0 - 2.5 and got.terms == {"taste_of_mine:brief": -5.0}
     with pool(Rewards(1.0, [Reward(name="taste_of_mine:picky")])) as judge:
         yes, no = judge.judge(rollouts("right y", "right"))
-        assert (yes.reward, no.verdict, no.reward) == (2.0, "unjudged", None), "a term that raises costs its rollout"
+        assert (yes.reward, no.verdict, no.reward) == (2.0, "unjudged", None), (
+            "a term that raises costs its rollout"
+        )
         assert judge.stats()["judge/errors"] == 1 and "ZeroDivisionError" in judge.complaint
     with pool(Rewards(1.0, [Reward(name="taste_of_mine:nothing")])) as judge:
         assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
@@ -344,9 +408,16 @@ def test_a_judge_may_say_it_all_itself() -> None:
 
 
 def test_twice_the_same_name() -> None:
-    rewards = Rewards(1.0, [Reward(name="format"), Reward(name="format", options={"tags": "a"}), Reward(name="boxed")])
+    rewards = Rewards(
+        1.0,
+        [Reward(name="format"), Reward(name="format", options={"tags": "a"}), Reward(name="boxed")],
+    )
     assert rewards.names == ("format", "format_2", "boxed")
-    assert rewards.grader(says_right)(lookup("p"), "<a></a>").terms == {"format": 0.0, "format_2": 1.0, "boxed": 0.0}
+    assert rewards.grader(says_right)(lookup("p"), "<a></a>").terms == {
+        "format": 0.0,
+        "format_2": 1.0,
+        "boxed": 0.0,
+    }
 
 
 def test_mistakes_are_one_sentence() -> None:
@@ -370,7 +441,11 @@ def test_a_term_left_out_or_endless_is_no_reward() -> None:
     with pytest.raises(WhetError, match="add up to inf"):
         rewards.total(rollout("x"), "right", Judgement(score=1.0, terms={"boxed": 1e300}))
     with Judge(
-        lookup, {TASK: says_right}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total
+        lookup,
+        {TASK: says_right},
+        config.JudgeSettings(workers=1),
+        decode=decode,
+        total=rewards.total,
     ) as judge:
         assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
         assert judge.stats()["judge/errors"] == 1

@@ -15,7 +15,9 @@ def work(text: str) -> str:
     """The slow way, a character at a time."""
     value, steps, values = int(text[0]), "", ""
     for operation, digit in zip(text[1:-1:2], text[2:-1:2], strict=True):
-        value = {"+": value + int(digit), "-": value - int(digit), "*": value * int(digit)}[operation] % 10
+        value = {"+": value + int(digit), "-": value - int(digit), "*": value * int(digit)}[
+            operation
+        ] % 10
         steps += f"{operation}{digit}={value}"
         values += str(value)
     return f"{steps}#{values[-3:]}"
@@ -23,7 +25,9 @@ def work(text: str) -> str:
 
 def row(text: str) -> np.ndarray:
     steps = zip(text[1:-1:2], text[2:-1:2], strict=True)
-    return np.array([[int(text[0]), *("+-*".index(operation) * 10 + int(digit) for operation, digit in steps)]])
+    return np.array(
+        [[int(text[0]), *("+-*".index(operation) * 10 + int(digit) for operation, digit in steps)]]
+    )
 
 
 def slow_held_out(text: str) -> bool:
@@ -64,7 +68,9 @@ def test_shares_are_exact() -> None:
     assert levels == {1: 400, **dict.fromkeys(range(3, 8), 24), **dict.fromkeys(range(9, 13), 120)}
     odd = Counter(ChainTask(train_count=10, mix={"1-3": 1.0}).prompts("train", 0).meta["level"])
     assert odd == {1: 4, 2: 3, 3: 3}
-    overlap = Counter(ChainTask(train_count=100, mix={"2": 0.5, "2-3": 0.5}).prompts("train", 0).meta["level"])
+    overlap = Counter(
+        ChainTask(train_count=100, mix={"2": 0.5, "2-3": 0.5}).prompts("train", 0).meta["level"]
+    )
     assert overlap == {2: 75, 3: 25}
 
 
@@ -117,14 +123,22 @@ def test_solutions_are_worked() -> None:
 def test_direct_answers() -> None:
     pairs = ChainTask().solutions(np.random.default_rng(0), 4000, direct=0.8)
     direct = [text == f"#{prompt.answer}" for prompt, text in pairs]
-    assert all(short or text == work(prompt.text) for (prompt, text), short in zip(pairs, direct, strict=True))
+    assert all(
+        short or text == work(prompt.text)
+        for (prompt, text), short in zip(pairs, direct, strict=True)
+    )
     assert abs(np.mean(direct) - 0.8) < 0.03
-    assert all(text[0] == "#" for _, text in ChainTask().solutions(np.random.default_rng(0), 50, direct=1))
+    assert all(
+        text[0] == "#" for _, text in ChainTask().solutions(np.random.default_rng(0), 50, direct=1)
+    )
 
 
 def test_levels_of_solutions_decay() -> None:
     """P(level 1) = 1 - exp(-0.6) = 0.451; each next one 0.549 times as likely; the tail gathers at the limit."""
-    levels = Counter(p.meta["level"] for p, _ in ChainTask().solutions(np.random.default_rng(0), 20_000, max_level=4))
+    levels = Counter(
+        p.meta["level"]
+        for p, _ in ChainTask().solutions(np.random.default_rng(0), 20_000, max_level=4)
+    )
     shares = [levels[k] / 20_000 for k in range(1, 5)]
     assert np.allclose(shares, [0.4512, 0.2476, 0.1359, 0.1653], atol=0.015)
     assert set(levels) == {1, 2, 3, 4} and ChainSolutions().max_level == 12
@@ -137,7 +151,10 @@ def test_alphabet_covers_everything() -> None:
 
 
 def test_ranges() -> None:
-    assert [parse_range("Task chain", text, 1, MAX_LEVEL) for text in ("3-7", "12")] == [(3, 7), (12, 12)]
+    assert [parse_range("Task chain", text, 1, MAX_LEVEL) for text in ("3-7", "12")] == [
+        (3, 7),
+        (12, 12),
+    ]
     for bad in ("", "0", "7-3", "1-65", "a", "1-", "-3", "1-2-3", "1.5"):
         with pytest.raises(WhetError, match="is no range of levels; write"):
             parse_range("Task chain", bad, 1, MAX_LEVEL)
@@ -147,17 +164,41 @@ def test_ranges() -> None:
     ("options", "sentence"),
     [
         ({"eval_cuont": 3}, 'Task chain has no option "eval_cuont"; did you mean "eval_count"?'),
-        ({"train_count": 0}, "Task chain: train_count = 0 is wrong: it should be from 1 to 10000000."),
-        ({"train_count": "many"}, "Task chain: train_count = 'many' is wrong: it should be a whole number."),
-        ({"train_count": True}, "Task chain: train_count = True is wrong: it should be a whole number."),
-        ({"eval_count": 1.5}, "Task chain: eval_count = 1.5 is wrong: it should be a whole number."),
+        (
+            {"train_count": 0},
+            "Task chain: train_count = 0 is wrong: it should be from 1 to 10000000.",
+        ),
+        (
+            {"train_count": "many"},
+            "Task chain: train_count = 'many' is wrong: it should be a whole number.",
+        ),
+        (
+            {"train_count": True},
+            "Task chain: train_count = True is wrong: it should be a whole number.",
+        ),
+        (
+            {"eval_count": 1.5},
+            "Task chain: eval_count = 1.5 is wrong: it should be a whole number.",
+        ),
         ({"mix": "1-3"}, "Task chain: mix = '1-3' is wrong: it should be a table."),
         ({"mix": {"1": 0.5}}, "Task chain: the shares of mix must add up to 1, not to 0.5."),
         ({"mix": {}}, "Task chain: the shares of mix must add up to 1, not to 0."),
-        ({"mix": {"1": -1.0}}, 'Task chain: mix."1" = -1.0 is wrong: a share is a number from 0 to 1.'),
-        ({"mix": {"1": float("nan")}}, 'Task chain: mix."1" = nan is wrong: a share is a number from 0 to 1.'),
-        ({"mix": {"x": 1.0}}, 'Task chain: "x" is no range of levels; write "3-7" or "5", within 1 to 64.'),
-        ({"eval_range": "9-8"}, 'Task chain: "9-8" is no range of levels; write "3-7" or "5", within 1 to 64.'),
+        (
+            {"mix": {"1": -1.0}},
+            'Task chain: mix."1" = -1.0 is wrong: a share is a number from 0 to 1.',
+        ),
+        (
+            {"mix": {"1": float("nan")}},
+            'Task chain: mix."1" = nan is wrong: a share is a number from 0 to 1.',
+        ),
+        (
+            {"mix": {"x": 1.0}},
+            'Task chain: "x" is no range of levels; write "3-7" or "5", within 1 to 64.',
+        ),
+        (
+            {"eval_range": "9-8"},
+            'Task chain: "9-8" is no range of levels; write "3-7" or "5", within 1 to 64.',
+        ),
     ],
 )
 def test_wrong_options(options: dict, sentence: str) -> None:
@@ -168,7 +209,8 @@ def test_wrong_options(options: dict, sentence: str) -> None:
 
 def test_more_eval_than_there_is() -> None:
     with pytest.raises(
-        WhetError, match="holds out 37 problems of levels 1 to 1, fewer than eval_count = 400; lower it"
+        WhetError,
+        match="holds out 37 problems of levels 1 to 1, fewer than eval_count = 400; lower it",
     ):
         ChainTask(eval_range="1").prompts("eval", 0)
 
@@ -176,7 +218,10 @@ def test_more_eval_than_there_is() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dierct": 0.5}, 'The worked solutions of task chain has no option "dierct"; did you mean "direct"?'),
+        (
+            {"dierct": 0.5},
+            'The worked solutions of task chain has no option "dierct"; did you mean "direct"?',
+        ),
         ({"direct": 1.5}, "Task chain: direct = 1.5 is wrong: it should be from 0 to 1."),
         ({"decay": 0.0}, "Task chain: decay = 0.0 is wrong: it should be from 0.001 to 100."),
         ({"max_level": 65}, "Task chain: max_level = 65 is wrong: it should be from 1 to 64."),
@@ -193,4 +238,6 @@ def test_long_chains() -> None:
     task = ChainTask(train_count=200, mix={"30-64": 1.0}, eval_count=50, eval_range="40-64")
     train, held = task.prompts("train", 0), task.prompts("eval", 0)
     assert all(p.answer == work(p.text)[-3:] for table in (train, held) for p in table)
-    assert not any(slow_held_out(p.text) for p in train) and all(slow_held_out(p.text) for p in held)
+    assert not any(slow_held_out(p.text) for p in train) and all(
+        slow_held_out(p.text) for p in held
+    )

@@ -39,7 +39,11 @@ def test_single_values(text: str) -> None:
 
 
 def test_thousands_may_be_a_list() -> None:
-    assert has_parts("100,200") and same_parts("200,100", "100,200") and same_parts("1,234 and 5", "1234, 5")
+    assert (
+        has_parts("100,200")
+        and same_parts("200,100", "100,200")
+        and same_parts("1,234 and 5", "1234, 5")
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,12 +99,16 @@ def test_more_parts_than_anyone_means() -> None:
     assert has_parts(many) and same_parts(many, many) and not same_parts(many[2:] + ",0", many)
 
 
-@given(st.text(alphabet="()[]{}\\,12 +-=pmx", max_size=300), st.text(alphabet="()[],12 ", max_size=60))
+@given(
+    st.text(alphabet="()[]{}\\,12 +-=pmx", max_size=300), st.text(alphabet="()[],12 ", max_size=60)
+)
 def test_forms_never_raise(found: str, gold: str) -> None:
     assert same_parts(found, gold) in (True, False) and isinstance(canonical(found), str)
 
 
-@pytest.mark.parametrize("unit", ["\\pm ", "1\\pm", "(1,234,", "((1,2),", "\\cup", "1,", "\\{", "x=", " or "])
+@pytest.mark.parametrize(
+    "unit", ["\\pm ", "1\\pm", "(1,234,", "((1,2),", "\\cup", "1,", "\\{", "x=", " or "]
+)
 def test_bombs_of_structure(unit: str) -> None:
     """Two readings a level would be 2^12 of them."""
     text = (unit * 300)[:300]

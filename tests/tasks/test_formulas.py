@@ -19,7 +19,10 @@ from whet.tasks.formulas import TooSlow, same_formula, tame
         ("(x+1)^2", "x^2+2x+1"),
         (r"2\pi/\omega", r"\frac{2\pi}{\omega}"),
         (r"2\cdot 2^{1008}", "2^{1009}"),
-        (r"\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}", r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}"),
+        (
+            r"\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}",
+            r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}",
+        ),
         ("10x-14y+22z+8=0", "5x-7y+11z+4=0"),
         ("x > 3", r"(3,\infty)"),
         (r"-2 \le x \le 7", "[-2,7]"),

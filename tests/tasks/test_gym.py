@@ -38,15 +38,21 @@ def test_same_seed_same_prompts() -> None:
 def test_train_and_eval_share_no_problem() -> None:
     """Two digits added or subtracted: 200 problems in all, each in one of the splits, whatever the seed."""
     sums = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    train = {p.text for seed in (0, 1) for p in GymTask(train_count=500, **sums).prompts("train", seed)}
-    held = {p.text for seed in (0, 7) for p in GymTask(eval_count=500, **sums).prompts("eval", seed)}
+    train = {
+        p.text for seed in (0, 1) for p in GymTask(train_count=500, **sums).prompts("train", seed)
+    }
+    held = {
+        p.text for seed in (0, 7) for p in GymTask(eval_count=500, **sums).prompts("eval", seed)
+    }
     assert not train & held and len(train | held) == 200 and 30 <= len(held) <= 70
     assert all(map(is_held_out, held)) and not any(map(is_held_out, train))
     assert len(GymTask(**SMALL, **sums).prompts("eval", 0)) == 20
 
 
 def test_settings_of_the_dataset() -> None:
-    table = GymTask(**SMALL, min_terms=3, max_terms=3, min_digits=2, max_digits=2).prompts("train", 0)
+    table = GymTask(**SMALL, min_terms=3, max_terms=3, min_digits=2, max_digits=2).prompts(
+        "train", 0
+    )
     assert {tuple(map(len, re.findall(r"\d+", text))) for text in table.problems} == {(2, 2, 2)}
     assert "level" not in table.meta
 
@@ -56,20 +62,28 @@ def test_levels() -> None:
     table = GymTask(**SMALL, levels={"num_terms": 2}).prompts("train", 0)
     assert {tuple(map(len, re.findall(r"\d+", text))) for text in table.problems} == {(1, 1, 1, 1)}
     assert set(table.meta["level"]) == {2}
-    signed = GymTask(**SMALL, levels={"num_terms": 2}, max_digits=2, allow_negation=True).prompts("train", 0)
+    signed = GymTask(**SMALL, levels={"num_terms": 2}, max_digits=2, allow_negation=True).prompts(
+        "train", 0
+    )
     assert "- -" in " ".join(signed.problems)
 
 
 def test_mixed_levels() -> None:
-    table = GymTask(train_count=61, levels={"num_terms": [0, 3], "num_digits": [1, 2]}).prompts("train", 0)
+    table = GymTask(train_count=61, levels={"num_terms": [0, 3], "num_digits": [1, 2]}).prompts(
+        "train", 0
+    )
     shapes = Counter((len(re.findall(r"\d+", p.text)), p.meta["level"]) for p in table)
     assert shapes == {(2, 1): 16, (2, 2): 15, (5, 4): 15, (5, 5): 15}
-    assert table.meta["level"] != sorted(table.meta["level"]), "a limit takes the first, so they are shuffled"
+    assert table.meta["level"] != sorted(table.meta["level"]), (
+        "a limit takes the first, so they are shuffled"
+    )
 
 
 def test_levels_are_scored_by_their_own_settings() -> None:
     """decimal_arithmetic allows an error of the last digit its settings ask for: 2 places at level 0, 6 at level 2."""
-    task = GymTask(dataset="decimal_arithmetic", train_count=8, levels={"decimal_places": [0, 1]}, precision=30)
+    task = GymTask(
+        dataset="decimal_arithmetic", train_count=8, levels={"decimal_places": [0, 1]}, precision=30
+    )
     for prompt in task.prompts("train", 0):
         settings, _ = task._parts[prompt.meta["part"]]
         places = settings["max_num_decimal_places"]
@@ -103,10 +117,19 @@ def test_numbers(response: str, score: float) -> None:
 def test_texts_and_grids() -> None:
     task, prompt = one("knights_knaves")
     said = prompt.answer
-    assert task.judge(prompt, f"Two are lying.\nSo {said}") == task.judge(prompt, f"<answer>{said}</answer>") == 1.0
+    assert (
+        task.judge(prompt, f"Two are lying.\nSo {said}")
+        == task.judge(prompt, f"<answer>{said}</answer>")
+        == 1.0
+    )
     task, prompt = one("mini_sudoku")
     assert prompt.answer.count("\n") == 3
-    for response in ("{}", "The answer is:\n{}", "1 2 3 4\nNo:\n\n{}", "<answer>\n{}\n</answer> for sure"):
+    for response in (
+        "{}",
+        "The answer is:\n{}",
+        "1 2 3 4\nNo:\n\n{}",
+        "<answer>\n{}\n</answer> for sure",
+    ):
         assert task.judge(prompt, response.format(prompt.answer)) == 1.0
     assert task.judge(prompt, f"{prompt.answer}\n1 2 3 4") < 0.99
     task, prompt = one("ab")
@@ -121,17 +144,30 @@ def test_a_score_is_passed_on_as_it_is() -> None:
 
 def test_final() -> None:
     task = GymTask()
-    finals = [task.final(text) for text in ("<think>1</think>So 42.", r"\boxed{42} or 43", "Answer: 42", "x\n42")]
+    finals = [
+        task.final(text)
+        for text in ("<think>1</think>So 42.", r"\boxed{42} or 43", "Answer: 42", "x\n42")
+    ]
     assert finals == ["42"] * 4
-    assert task.final("Well,\n Zoe  is a Knave.") == "zoe is a knave" and task.final("<think>42") == ""
+    assert (
+        task.final("Well,\n Zoe  is a Knave.") == "zoe is a knave" and task.final("<think>42") == ""
+    )
 
 
 def test_problems_without_a_reference() -> None:
-    task = GymTask(dataset="graph_color", train_count=9, min_num_vertices=4, max_num_vertices=4, edge_probability=0.5)
+    task = GymTask(
+        dataset="graph_color",
+        train_count=9,
+        min_num_vertices=4,
+        max_num_vertices=4,
+        edge_probability=0.5,
+    )
     prompt = next(p for p in task.prompts("train", 0) if "(0, 1)" in p.text)
     assert prompt.answer == "" and prompt.meta["item"]["answer"] is None
     right = json.dumps(prompt.meta["item"]["metadata"]["possible_answer"], indent=2)
-    assert task.judge(prompt, right) == task.judge(prompt, f"I say <answer>{right}</answer>!") == 1.0
+    assert (
+        task.judge(prompt, right) == task.judge(prompt, f"I say <answer>{right}</answer>!") == 1.0
+    )
     assert task.judge(prompt, '{"0": 1, "1": 1, "2": 1, "3": 1}') < 0.99
 
 
@@ -142,14 +178,25 @@ def test_judged_in_a_worker() -> None:
 
     def rollout(text: str) -> Rollout:
         ids = np.array([ord(c) for c in text], np.int32)
-        trace = Trace(ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32))
+        trace = Trace(
+            ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32)
+        )
         how = Sampling(max_tokens=99)
-        fields = {"group_id": 0, "index": 0, "phase": "train", "finish": "stop", "first_version": 0, "last_version": 0}
+        fields = {
+            "group_id": 0,
+            "index": 0,
+            "phase": "train",
+            "finish": "stop",
+            "first_version": 0,
+            "last_version": 0,
+        }
         return Rollout(prompt_id=table.ids[0], sampling=how, length=ids.size, trace=trace, **fields)
 
     judges = {task.name: task.judge}
     settings = config.JudgeSettings(workers=1, timeout_s=60)
-    with Judge(table.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids))) as judge:
+    with Judge(
+        table.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids))
+    ) as judge:
         judged = judge.judge([rollout(table.answers[0]), rollout("1 + 1"), rollout("exit()")])
     assert [r.verdict for r in judged] == ["right", "wrong", "wrong"]
 
@@ -160,7 +207,13 @@ def test_no_response_is_run(dataset: str, tmp_path: Path) -> None:
     task, prompt = one(dataset)
     for quote in "'\"":
         attack = f"__import__({quote}os{quote}).mkdir({quote}{tmp_path}/MADE{quote})"
-        for response in (attack, f"<answer>{attack}</answer>", f"\\boxed{{{attack}}}", f"[{attack}]", f"1 + {attack}"):
+        for response in (
+            attack,
+            f"<answer>{attack}</answer>",
+            f"\\boxed{{{attack}}}",
+            f"[{attack}]",
+            f"1 + {attack}",
+        ):
             assert task.judge(prompt, response) < 0.99
     assert not list(tmp_path.iterdir())
     task._scorers[0].score_answer(attack, prompt.meta["item"])
@@ -183,7 +236,12 @@ def test_no_response_is_run_without_a_call(dataset: str, tmp_path: Path) -> None
 def test_no_response_reads_the_answer(dataset: str) -> None:
     """The answer is evaluated among the variables of the score, where the right one is."""
     task, prompt = one(dataset)
-    for attack in ("oracle_answer", "[oracle_answer]", "[[oracle_answer]]", "[[valid_solutions[0]]]"):
+    for attack in (
+        "oracle_answer",
+        "[oracle_answer]",
+        "[[oracle_answer]]",
+        "[[valid_solutions[0]]]",
+    ):
         assert task.judge(prompt, f"<answer>{attack}</answer>") == 0.0
 
 
@@ -199,18 +257,32 @@ def test_countdown_takes_the_given_numbers_alone() -> None:
 def test_every_score_that_runs_its_answer_is_guarded() -> None:
     """By their source: a new version of reasoning-gym may bring more."""
     runs = re.compile(r"\b(?<!literal_)(?:eval|exec|parse_expr|sympify|compile|simplify)\(")
-    found = {n for n, (made, _) in factory.DATASETS.items() if runs.search(inspect.getsource(made.score_answer))}
+    found = {
+        n
+        for n, (made, _) in factory.DATASETS.items()
+        if runs.search(inspect.getsource(made.score_answer))
+    }
     assert found - {"number_sorting"} == set(GUARDS), "number_sorting evaluates the reference alone"
 
 
 def test_guards() -> None:
     for answer in ("Q _ _\n_ Q _", "[['A', 'B']]", "0 1 2", "[[0, 1], [-1, 0]]"):
-        assert is_data(answer) and not is_data(f"exit({answer})") and not is_data(f"[{answer} for x in y]")
+        assert (
+            is_data(answer)
+            and not is_data(f"exit({answer})")
+            and not is_data(f"[{answer} for x in y]")
+        )
     for answer in ("(3 + 4) * 5 / 2 - 1", "5*7."):
         assert is_sum(answer)
     for answer in ("x/x", "1_0", "1e9", "2.5", "exp(1)", "5^2"):
         assert not is_sum(answer)
-    for answer in ("(3 + 4) * 5 / 2.5 - 1", "-9*x**8/10 + C", "exp(x)*sin(2*x) + sqrt(x)", "2 x", ""):
+    for answer in (
+        "(3 + 4) * 5 / 2.5 - 1",
+        "-9*x**8/10 + C",
+        "exp(x)*sin(2*x) + sqrt(x)",
+        "2 x",
+        "",
+    ):
         assert is_formula(answer)
     for answer in (
         "eval(x)",
@@ -230,7 +302,10 @@ def test_guards() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dataset": "chain_some"}, 'reasoning-gym has no dataset "chain_some"; did you mean "chain_sum"?'),
+        (
+            {"dataset": "chain_some"},
+            'reasoning-gym has no dataset "chain_some"; did you mean "chain_sum"?',
+        ),
         ({"dataset": "composite"}, r"takes one dataset per entry; write a \[\[data\]\] entry"),
         ({"dataset": 3}, "dataset = 3 is wrong: it should be a string"),
         ({"train_count": 0}, "train_count = 0 is wrong: it should be from 1 to 10000000"),
@@ -238,7 +313,10 @@ def test_guards() -> None:
         ({"seed": 2}, 'chain_sum has no setting "seed"'),
         ({"min_terms": 9}, "chain_sum refuses its settings: max_terms must be >= min_terms"),
         ({"min_terms": "two"}, "chain_sum refuses its settings: '>' not supported"),
-        ({"dataset": "gsm_symbolic", "levels": {"x": 1}}, "gsm_symbolic has no levels; use its own settings"),
+        (
+            {"dataset": "gsm_symbolic", "levels": {"x": 1}},
+            "gsm_symbolic has no levels; use its own settings",
+        ),
         ({"levels": {"terms": 1}}, 'chain_sum has no levels of "terms"; did you mean "num_terms"?'),
         (
             {"levels": {"num_terms": 11}},
@@ -247,7 +325,10 @@ def test_guards() -> None:
         ({"levels": {"num_terms": [0, "1"]}}, r"levels.num_terms = \[0, '1'\] is wrong"),
         ({"levels": {"num_terms": []}}, r"levels.num_terms = \[\] is wrong"),
         ({"levels": {"num_terms": True}}, "levels.num_terms = True is wrong"),
-        ({"levels": {"num_terms": 1}, "max_terms": 4}, r"max_terms is set by levels.num_terms already; leave one"),
+        (
+            {"levels": {"num_terms": 1}, "max_terms": 4},
+            r"max_terms is set by levels.num_terms already; leave one",
+        ),
     ],
 )
 def test_wrong_options(options: dict, sentence: str) -> None:

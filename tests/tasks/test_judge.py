@@ -37,7 +37,9 @@ def decode(ids) -> str:
 
 def rollout(text: str, index: int = 0, **changes) -> Rollout:
     ids = np.array([ord(c) for c in text], np.int32)
-    trace = Trace(ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32))
+    trace = Trace(
+        ids=ids, log_probs=np.zeros(ids.size, np.float32), versions=np.zeros(ids.size, np.int32)
+    )
     fields = {
         "prompt_id": "p",
         "group_id": 0,
@@ -211,7 +213,11 @@ def test_pass_at_decides() -> None:
 
 
 def test_what_becomes_of_a_response_cut_at_the_limit() -> None:
-    cut = [rollout("yes", 0, finish="length"), rollout("yes", 1, finish="length", phase="eval"), rollout("yes", 2)]
+    cut = [
+        rollout("yes", 0, finish="length"),
+        rollout("yes", 1, finish="length", phase="eval"),
+        rollout("yes", 2),
+    ]
     expected = {
         "judge": ["right", "right", "right"],
         "wrong": ["wrong", "right", "right"],
@@ -234,9 +240,13 @@ HANGS = ["hang", "spin", "stop", "deaf"]
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("act", "count"),
-    [(a, "errors") for a in ERRORS + NONSENSE] + [(a, "crashes") for a in CRASHES] + [(a, "timeouts") for a in HANGS],
+    [(a, "errors") for a in ERRORS + NONSENSE]
+    + [(a, "crashes") for a in CRASHES]
+    + [(a, "timeouts") for a in HANGS],
 )
-def test_a_bad_judge_costs_one_rollout(request: pytest.FixtureRequest, act: str, count: str) -> None:
+def test_a_bad_judge_costs_one_rollout(
+    request: pytest.FixtureRequest, act: str, count: str
+) -> None:
     pool = request.getfixturevalue("hasty" if count == "timeouts" else "pool")
     pool.send(rollouts("right", act, "wrong", "right"))
     got = pool.receive(wait=True)
@@ -254,7 +264,10 @@ def test_a_bad_judge_costs_one_rollout(request: pytest.FixtureRequest, act: str,
 
 def test_the_complaint_names_the_error(hasty: Judge) -> None:
     hasty.judge(rollouts("raise"))
-    assert hasty.complaint == 'the judge of task test failed with ZeroDivisionError: division by zero (prompt "p")'
+    assert (
+        hasty.complaint
+        == 'the judge of task test failed with ZeroDivisionError: division by zero (prompt "p")'
+    )
     hasty.judge(rollouts("two"))
     assert "a score is from 0 to 1, not 2" in hasty.complaint
     hasty.judge(rollouts("hang"))
@@ -288,7 +301,9 @@ def test_a_judge_that_hangs_is_told_at_its_first_timeout() -> None:
         ]
         assert first.note == second.note == "took longer than 0.5 s" and fine.note == ""
         judge.judge(rollouts("raise", "raise"))
-        assert len(said) == 2 and "failed with ZeroDivisionError" in said[1], "another fault is told, too"
+        assert len(said) == 2 and "failed with ZeroDivisionError" in said[1], (
+            "another fault is told, too"
+        )
 
 
 def test_a_judge_that_gives_up_by_itself_is_no_news() -> None:
@@ -304,7 +319,9 @@ def test_a_judge_that_gives_up_by_itself_is_no_news() -> None:
     assert said == [] and gave_up.note == "gave up: TooSlow: it takes too long"
 
 
-@pytest.mark.parametrize(("act", "cure"), [("hang", "raise judge.timeout_s"), ("raise", "repair it")])
+@pytest.mark.parametrize(
+    ("act", "cure"), [("hang", "raise judge.timeout_s"), ("raise", "repair it")]
+)
 def test_a_judge_without_any_verdict_is_given_up(act: str, cure: str) -> None:
     """Not before so many responses, and never once there was a verdict."""
     with make(timeout_s=0.2, hopeless=4) as judge:
@@ -431,7 +448,15 @@ def test_ordered_delivery(workers: int) -> None:
         judge.send([rollout(text, i + 4) for i, text in enumerate(texts[4:])])
         got = judge.receive(wait=False)
     assert [r.index for r in got] == list(range(7))
-    assert [r.verdict for r in got] == ["right", "right", "unjudged", "wrong", "right", "unjudged", "right"]
+    assert [r.verdict for r in got] == [
+        "right",
+        "right",
+        "unjudged",
+        "wrong",
+        "right",
+        "unjudged",
+        "right",
+    ]
 
 
 @pytest.mark.parametrize(("pace", "busy"), [(1e-4, 1), (1.0, 3)])
@@ -486,7 +511,11 @@ def test_judge_leaves_the_others_queued(hasty: Judge) -> None:
     sent = rollouts("slow 0.1", "right", "wrong", "slow 0.1")
     hasty.send(sent)
     evaluated = hasty.judge([rollout("wrong", 10), rollout("hang", 11), rollout("right", 12)])
-    assert [(r.index, r.verdict) for r in evaluated] == [(10, "wrong"), (11, "unjudged"), (12, "right")]
+    assert [(r.index, r.verdict) for r in evaluated] == [
+        (10, "wrong"),
+        (11, "unjudged"),
+        (12, "right"),
+    ]
     assert hasty.pending() == sent and not hasty.idle
     assert [r.verdict for r in hasty.receive(wait=True)] == ["right", "right", "wrong", "right"]
 
@@ -617,7 +646,10 @@ def test_two_thousand_rollouts() -> None:
 
 def test_long_responses_pass() -> None:
     with make(lambda prompt, response: len(response) == 2_000_000) as judge:
-        assert [r.verdict for r in judge.judge(rollouts("x" * 2_000_000, "y"))] == ["right", "wrong"]
+        assert [r.verdict for r in judge.judge(rollouts("x" * 2_000_000, "y"))] == [
+            "right",
+            "wrong",
+        ]
 
 
 def test_no_process_to_be_had(monkeypatch) -> None:
@@ -641,7 +673,10 @@ def test_fewer_processes_than_wanted_do() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fork", scarce)
         with make(workers=3) as judge:
-            assert [r.verdict for r in judge.judge(rollouts("right", "wrong"))] == ["right", "wrong"]
+            assert [r.verdict for r in judge.judge(rollouts("right", "wrong"))] == [
+                "right",
+                "wrong",
+            ]
             assert len(pids(judge)) == 1
 
 
@@ -658,7 +693,9 @@ def test_a_prompt_that_cannot_travel() -> None:
 
 def test_a_judgement_travels_whole() -> None:
     def says(prompt: Prompt, response: str):
-        return Judgement(score=0.5, final=response, terms={"format": np.float32(0.25), "own:taste": -3})
+        return Judgement(
+            score=0.5, final=response, terms={"format": np.float32(0.25), "own:taste": -3}
+        )
 
     with make(says) as judge:
         long, odd = judge.judge(rollouts("x" * 1000, "4\ud800\x1b[0m\U0001f600"))
@@ -686,7 +723,9 @@ def test_a_judgement_that_is_none(said: Judgement) -> None:
 
 def test_the_largest_judgement_fits() -> None:
     terms = {chr(0x1F600 + i) * 64: -1.2345678901234567e-300 for i in range(worker.MOST_TERMS)}
-    with make(lambda prompt, response: Judgement(score=1.0, final="\U0001f600" * 300, terms=terms)) as judge:
+    with make(
+        lambda prompt, response: Judgement(score=1.0, final="\U0001f600" * 300, terms=terms)
+    ) as judge:
         (got,) = judge.judge(rollouts("x"))
     assert got.terms == terms and len(got.final) == 300
 
@@ -714,7 +753,9 @@ def test_replies_say_nothing_but_a_judgement() -> None:
     assert worker.Reply.unpack(odd.pack()).final == "?", "a judge may return any string"
 
     def packed(kind: int = 1, note: bytes = b"", final: bytes = b"", terms: bytes = b"") -> bytes:
-        return struct.pack("!qBddHH", 3, kind, 0.5, 12.0, len(note), len(final)) + note + final + terms
+        return (
+            struct.pack("!qBddHH", 3, kind, 0.5, 12.0, len(note), len(final)) + note + final + terms
+        )
 
     assert worker.Reply.unpack(packed(final=b"42", terms=b'{"format": 1.0}')) == good
     for bad in (
@@ -781,7 +822,9 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kills", "text", "verdict"), [(1, "slow 1", "right"), (2, "slow 20", "unjudged")])
+@pytest.mark.parametrize(
+    ("kills", "text", "verdict"), [(1, "slow 1", "right"), (2, "slow 20", "unjudged")]
+)
 def test_killed_by_the_system_while_judging(kills: int, text: str, verdict: str) -> None:
     """Not by us and not by the judge: as the kernel does when memory runs out. Such an item has a second chance."""
     with make() as judge:

@@ -9,7 +9,10 @@ import pytest
 from whet.tasks.answers import Matcher
 from whet.types import Prompt
 
-GROUPS = [json.loads(line) for line in Path(__file__).with_name("judging_pairs.jsonl").read_text().splitlines()]
+GROUPS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("judging_pairs.jsonl").read_text().splitlines()
+]
 PARTS = ("open", "held out", "math-verify", "claims", "claims, unseen", "hostile")
 
 
@@ -27,7 +30,10 @@ def errors(matcher: Matcher, groups: list[dict]) -> Counter:
 def test_each_part_has_both_kinds() -> None:
     for part in PARTS[:-1]:
         some = [group for group in GROUPS if group["part"] == part]
-        assert min(sum(len(group.get(truth, [])) for group in some) for truth in ("right", "wrong")) >= 40
+        assert (
+            min(sum(len(group.get(truth, [])) for group in some) for truth in ("right", "wrong"))
+            >= 40
+        )
     assert {group["part"] for group in GROUPS} == set(PARTS)
 
 
@@ -38,7 +44,9 @@ def test_no_wrong_pair_is_accepted(part: str) -> None:
     assert counts["wrong", True] == 0
 
 
-@pytest.mark.parametrize(("part", "refused"), [("claims", 1), ("claims, unseen", 1), ("math-verify", 2)])
+@pytest.mark.parametrize(
+    ("part", "refused"), [("claims", 1), ("claims, unseen", 1), ("math-verify", 2)]
+)
 def test_hardly_any_right_pair_is_refused(part: str, refused: int) -> None:
     counts = errors(Matcher("math"), [group for group in GROUPS if group["part"] == part])
     assert counts["wrong", True] == 0 and counts["right", False] <= refused

@@ -79,7 +79,12 @@ def test_the_judge_ends_at_the_first_wrong_step_of_a_hostile_response() -> None:
     draw = random.Random(0)
     text = write_mazes(draw_mazes(np.random.default_rng(0), np.array([LARGEST]), 0.1))[0]
     problem = prompt(text[-3:-1], text)
-    for response in ("aA" * 100_000, text[:2] * 100_000, "".join(draw.choices("aAbB>", k=200_000)), "\x00" * 200_000):
+    for response in (
+        "aA" * 100_000,
+        text[:2] * 100_000,
+        "".join(draw.choices("aAbB>", k=200_000)),
+        "\x00" * 200_000,
+    ):
         assert _lines_run(problem, response) < LARGEST**2 * 2  # a time would hang on the machine
         ends = problem.text.partition(">")[2]
         assert _lines_run(problem, ends[:2] + response + problem.answer) < LARGEST**2 * 2
@@ -145,7 +150,9 @@ def test_solutions_are_right_and_turn_back() -> None:
     pairs = task.solutions(np.random.default_rng(2), 200, sides="5-8", max_cells=40)
     assert len(pairs) == 200 and all(task.judge(problem, text) == 1.0 for problem, text in pairs)
     assert max(len(text) for _, text in pairs) <= 80
-    assert any(len({text[i : i + 2] for i in range(0, len(text), 2)}) < len(text) // 2 for _, text in pairs)
+    assert any(
+        len({text[i : i + 2] for i in range(0, len(text), 2)}) < len(text) // 2 for _, text in pairs
+    )
 
 
 def test_a_search_visits_no_cell_twice_except_to_turn_back() -> None:
@@ -166,7 +173,9 @@ def test_a_search_visits_no_cell_twice_except_to_turn_back() -> None:
 def test_heading_for_the_goal_is_shorter() -> None:
     rng = np.random.default_rng(4)
     mazes = draw_mazes(rng, np.full(300, 10), 0.25)
-    lengths = [np.mean([len(cells) for cells in search(rng, mazes, share)]) for share in (0.0, 0.5, 1.0)]
+    lengths = [
+        np.mean([len(cells) for cells in search(rng, mazes, share)]) for share in (0.0, 0.5, 1.0)
+    ]
     assert lengths[0] > 1.5 * lengths[1] and lengths[1] > 1.2 * lengths[2]
 
 

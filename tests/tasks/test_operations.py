@@ -37,10 +37,15 @@ def parse(text: str) -> tuple[dict[Name, Rule], Name]:
     *sentences, question = text.split(". ")
     rules: dict[Name, Rule] = {}
     for sentence in sentences:
-        (hit, sign) = next((m, sign) for form, sign in SENTENCES if (m := re.fullmatch(form, sentence)))
+        (hit, sign) = next(
+            (m, sign) for form, sign in SENTENCES if (m := re.fullmatch(form, sentence))
+        )
         groups = hit.groupdict()
-        operands: list[int | Name] = [(groups[f"p{k}"], groups[f"t{k}"]) for k in "12" if f"p{k}" in groups]
-        operands += [int(group) for group in hit.groups() if group.isdecimal()]  # "3 fewer than": the quantity first
+        operands: list[int | Name] = [
+            (groups[f"p{k}"], groups[f"t{k}"]) for k in "12" if f"p{k}" in groups
+        ]
+        # "3 fewer than": the quantity first
+        operands += [int(group) for group in hit.groups() if group.isdecimal()]
         if sign == "word":
             sign = {"plus": "+", "minus": "-", "times": "*"}[groups["word"]]
         name = (groups["p"], groups["t"])
@@ -55,7 +60,9 @@ def work_out(rules: dict[Name, Rule], name: Name, known: dict[Name, int]) -> int
     """The value of a quantity; `known` gets it and all that it needs."""
     if name not in known:
         sign, operands = rules[name]
-        known[name] = COMPUTE[sign](*(v if isinstance(v, int) else work_out(rules, v, known) for v in operands))
+        known[name] = COMPUTE[sign](
+            *(v if isinstance(v, int) else work_out(rules, v, known) for v in operands)
+        )
     return known[name]
 
 
@@ -69,10 +76,17 @@ def check(text: str, answer: str, work: str, level: int, sentences: int) -> None
     *lines, last = work.split("\n")
     done: dict[Name, int] = {}
     for line in lines:
-        place, thing, a, sign, b, value = re.fullmatch(r"(\w+) (\w+) = (\d+) (.) (\d+) = (\d+)", line).groups()
+        place, thing, a, sign, b, value = re.fullmatch(
+            r"(\w+) (\w+) = (\d+) (.) (\d+) = (\d+)", line
+        ).groups()
         rule_sign, operands = rules[place, thing]
-        assert [int(a), int(b)] == [v if isinstance(v, int) else done[v] for v in operands], "each after what it needs"
-        assert sign == rule_sign and COMPUTE[sign](int(a), int(b)) == int(value) == needed[place, thing]
+        assert [int(a), int(b)] == [v if isinstance(v, int) else done[v] for v in operands], (
+            "each after what it needs"
+        )
+        assert (
+            sign == rule_sign
+            and COMPUTE[sign](int(a), int(b)) == int(value) == needed[place, thing]
+        )
         assert (place, thing) not in done
         done[place, thing] = int(value)
     assert done == needed and last == f"Answer: {answer}"
@@ -92,7 +106,12 @@ def test_the_parser_of_this_file_by_hand() -> None:
     rules, asked = parse(text)
     needed: dict[Name, int] = {}
     assert work_out(rules, asked, needed) == 19
-    assert needed == {("attic", "cups"): 12, ("hall", "hats"): 24, ("barn", "keys"): 5, ("yard", "toys"): 19}
+    assert needed == {
+        ("attic", "cups"): 12,
+        ("hall", "hats"): 24,
+        ("barn", "keys"): 5,
+        ("yard", "toys"): 19,
+    }
     assert work_out(rules, ("mill", "keys"), {}) == 18
 
 
@@ -136,7 +155,9 @@ def test_every_needed_quantity_changes_the_answer(level: int) -> None:
         needed: dict[Name, int] = {}
         answer = work_out(rules, asked, needed)
         for name in needed.keys() - {asked}:
-            assert {work_out(rules, asked, {name: needed[name] + more}) for more in (1, 7, 50)} != {answer}
+            assert {work_out(rules, asked, {name: needed[name] + more}) for more in (1, 7, 50)} != {
+                answer
+            }
 
 
 def test_what_cancels_out_does_not_matter() -> None:
@@ -170,11 +191,16 @@ def test_no_answer_is_common_and_all_forms_occur() -> None:
     sentences = [s for _ in range(100) for s in draw_problem(rng, 12, 3).text.split(". ")[:-1]]
     matched = Counter(form for s in sentences for form, _ in SENTENCES if re.fullmatch(form, s))
     assert len(matched) == len(SENTENCES) and matched.total() == len(sentences)
-    assert {word for s in sentences for word in ("plus", "minus", "times") if f" {word} " in s} >= {"plus", "minus"}
+    assert {word for s in sentences for word in ("plus", "minus", "times") if f" {word} " in s} >= {
+        "plus",
+        "minus",
+    }
 
 
 def test_levels_come_in_the_shares_of_the_mix() -> None:
-    table = OperationsTask(train_count=100, mix={"2": 0.3, "4-5": 0.7}, distractors=0.5).prompts("train", 0)
+    table = OperationsTask(train_count=100, mix={"2": 0.3, "4-5": 0.7}, distractors=0.5).prompts(
+        "train", 0
+    )
     levels = [problem.meta["level"] for problem in table]
     assert (levels.count(2), levels.count(4), levels.count(5)) == (30, 35, 35)
     extra = Counter[tuple[int, int]]()
@@ -189,7 +215,9 @@ def test_levels_come_in_the_shares_of_the_mix() -> None:
 
 
 def test_eval_and_train_share_no_problem() -> None:
-    task = OperationsTask(train_count=3000, eval_count=500, eval_range="1-2", mix={"1-2": 1.0}, distractors=0.0)
+    task = OperationsTask(
+        train_count=3000, eval_count=500, eval_range="1-2", mix={"1-2": 1.0}, distractors=0.0
+    )
     train, held_out = ({p.text for p in task.prompts(split, 5)} for split in ("train", "eval"))
     assert len(held_out) == 500 and not train & held_out
     assert all(map(is_held_out, held_out)) and not any(map(is_held_out, train))

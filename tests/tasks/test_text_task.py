@@ -23,7 +23,9 @@ def write(tmp_path):
         if name.endswith(".parquet"):
             pq.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
         else:
-            path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+            path.write_text(
+                "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+            )
         return str(path)
 
     return write
@@ -61,7 +63,11 @@ def test_reads_problems(write) -> None:
     )
     assert (second.id, second.messages, second.answer, second.text) == ("7", tuple(CHAT), "2", "")
     assert (third.text, third.answer, third.meta, len(third.id)) == ("Größe?", "2.5", {}, 16)
-    assert list(task.prompts("eval", 1)) == [first, second, third] and task.alphabet == "" and first.task == "text"
+    assert (
+        list(task.prompts("eval", 1)) == [first, second, third]
+        and task.alphabet == ""
+        and first.task == "text"
+    )
     assert task.notes == ()
 
 
@@ -74,9 +80,12 @@ def test_verl_rows(write) -> None:
         "extra_info": {"index": 4, "split": "train", "answer": "x" * 101},
     }
     kept = {
-        "data_source": "openai/gsm8k", "ability": "math", "reward_model.style": "rule",
-        "extra_info.index": 4, "extra_info.split": "train",
-    }  # fmt: skip
+        "data_source": "openai/gsm8k",
+        "ability": "math",
+        "reward_model.style": "rule",
+        "extra_info.index": 4,
+        "extra_info.split": "train",
+    }
     for name in ("v.parquet", "v.jsonl"):
         (prompt,) = prompts(text_task(write(row, name=name)))
         assert prompt.messages == ({"role": "user", "content": "1+1?"},) and prompt.answer == "2"
@@ -93,7 +102,9 @@ def test_trl_rows(write) -> None:
     for name in ("t.parquet", "t.jsonl"):
         task = text_task(write(*rows, name=name))
         assert [p.answer for p in prompts(task)][1:] == ["4", "5", "6"]
-        assert {text for _, text in task.solutions(np.random.default_rng(0), 4)} == {row["solution"] for row in rows}
+        assert {text for _, text in task.solutions(np.random.default_rng(0), 4)} == {
+            row["solution"] for row in rows
+        }
     both = text_task(write({"prompt": "a?", "solution": "long", "answer": "7"}))
     assert prompts(both)[0].answer == "7", "an answer column goes before the solution"
 
@@ -111,18 +122,32 @@ def test_gsm8k_rows(write) -> None:
 
 def test_answers_of_every_kind(write) -> None:
     cases = [
-        (72, "72"), (True, "True"), (0.5, "0.5"), (["9"], "9"), (["1/2", "0.5", "1/2"], '["1/2", "0.5"]'),
-        ('["9.6"]', "9.6"), ('["$x$", "$y$"]', '["$x$", "$y$"]'), ("[0, 1)", "[0, 1)"), ("[1, 4]", "[1, 4]"),
-        ('["a, b', '["a, b'), ([3], "3"),
-    ]  # fmt: skip
-    task = text_task(write(*({"prompt": f"{i}?", "answer": given} for i, (given, _) in enumerate(cases))))
+        (72, "72"),
+        (True, "True"),
+        (0.5, "0.5"),
+        (["9"], "9"),
+        (["1/2", "0.5", "1/2"], '["1/2", "0.5"]'),
+        ('["9.6"]', "9.6"),
+        ('["$x$", "$y$"]', '["$x$", "$y$"]'),
+        ("[0, 1)", "[0, 1)"),
+        ("[1, 4]", "[1, 4]"),
+        ('["a, b', '["a, b'),
+        ([3], "3"),
+    ]
+    task = text_task(
+        write(*({"prompt": f"{i}?", "answer": given} for i, (given, _) in enumerate(cases)))
+    )
     assert [p.answer for p in prompts(task)] == [answer for _, answer in cases]
 
 
 def test_any_of_several_answers_is_right(write) -> None:
     task = text_task(write({"prompt": "?", "answer": ["6630.65", "6630"]}))
     (prompt,) = prompts(task)
-    assert [task.judge(prompt, f"\\boxed{{{x}}}") for x in ("6630", "6630.65", "66")] == [1.0, 1.0, 0.0]
+    assert [task.judge(prompt, f"\\boxed{{{x}}}") for x in ("6630", "6630.65", "66")] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
 
 
 def test_columns_of_ones_own(write) -> None:
@@ -130,7 +155,10 @@ def test_columns_of_ones_own(write) -> None:
     columns = {"prompt": "q", "answer": "a.b", "id": "key", "level": "hard"}
     (prompt,) = prompts(text_task(path, columns=columns))
     assert (prompt.id, prompt.text, prompt.answer, prompt.meta) == ("3", "1?", "2", {"level": 4})
-    assert refused(path, columns={"prompt": "qq"}) == 'FILE has no column "qq"; it has q, a.b, key, hard.'
+    assert (
+        refused(path, columns={"prompt": "qq"})
+        == 'FILE has no column "qq"; it has q, a.b, key, hard.'
+    )
     assert refused(path, columns={"promt": "q"}) == 'columns has no "promt"; did you mean "prompt"?'
     assert refused(path).startswith("FILE has no column for the prompt (prompt, problem, question")
     assert refused(path, columns={"prompt": "q"}).endswith(
@@ -140,22 +168,33 @@ def test_columns_of_ones_own(write) -> None:
 
 def test_a_column_that_is_not_wanted(write) -> None:
     path = write({**GOOD, "id": 1}, {**GOOD, "id": 1})
-    assert refused(path).startswith('FILE has the id "1" twice, in line 1 and line 2; ids must differ')
+    assert refused(path).startswith(
+        'FILE has the id "1" twice, in line 1 and line 2; ids must differ'
+    )
     assert len(prompts(text_task(path, columns={"id": ""}))) == 2
     assert prompts(text_task(write({"prompt": "a"}), columns={"answer": ""}))[0].answer == ""
 
 
 def test_levels(write) -> None:
-    rows = [{**GOOD, "prompt": f"{i}?", "level": level} for i, level in enumerate(["Level 5", "Level ?", "Level 1"])]
+    rows = [
+        {**GOOD, "prompt": f"{i}?", "level": level}
+        for i, level in enumerate(["Level 5", "Level ?", "Level 1"])
+    ]
     task = text_task(write(*rows))
     assert task.prompts("train", 0).meta["level"] == [5, None, 1]
-    assert [p.text for p in prompts(text_task(write(*rows), where={"level": [1, 5]}))] == ["0?", "2?"]
+    assert [p.text for p in prompts(text_task(write(*rows), where={"level": [1, 5]}))] == [
+        "0?",
+        "2?",
+    ]
     hard = text_task(write({**GOOD, "difficulty": 0.25}))
     assert prompts(hard)[0].meta == {"level": 0.25}
 
 
 def test_where_and_limit(write) -> None:
-    rows = [{"problem": f"{i}?", "answer": i, "year": 2000 + i % 3, "in_eval": i < 3, "n": str(i)} for i in range(9)]
+    rows = [
+        {"problem": f"{i}?", "answer": i, "year": 2000 + i % 3, "in_eval": i < 3, "n": str(i)}
+        for i in range(9)
+    ]
     for name in ("w.parquet", "w.jsonl"):
         path = write(*rows, name=name)
 
@@ -166,14 +205,27 @@ def test_where_and_limit(write) -> None:
         assert numbers(where={"year": [2000, 2002], "in_eval": False}) == [3, 5, 6, 8]
         assert numbers(where={"n": 4}) == numbers(where={"n": "4"}) == [4]
         assert numbers(where={"year": 2001}, limit=2) == [1, 4] and numbers(limit=3) == [0, 1, 2]
-        assert refused(path, where={"yaer": 1}) == 'where: FILE has no column "yaer"; did you mean "year"?'
-        assert refused(path, where={"year": [1999]}) == "where: none of the 9 rows of FILE has year = [1999]."
+        assert (
+            refused(path, where={"yaer": 1})
+            == 'where: FILE has no column "yaer"; did you mean "year"?'
+        )
+        assert (
+            refused(path, where={"year": [1999]})
+            == "where: none of the 9 rows of FILE has year = [1999]."
+        )
         assert refused(path, where={"in_eval": 0}).startswith("where: none"), "false is not 0"
 
 
 def test_blank_rows_are_left_out_and_counted(write) -> None:
-    blanks = [{**GOOD, "answer": None}, {**GOOD, "answer": " "}, {**GOOD, "prompt": None}, {**GOOD, "answer": []}]
-    task = text_task(write(GOOD, *blanks, '{"prompt": "a", "answer": NaN}', {**GOOD, "prompt": "z"}))
+    blanks = [
+        {**GOOD, "answer": None},
+        {**GOOD, "answer": " "},
+        {**GOOD, "prompt": None},
+        {**GOOD, "answer": []},
+    ]
+    task = text_task(
+        write(GOOD, *blanks, '{"prompt": "a", "answer": NaN}', {**GOOD, "prompt": "z"})
+    )
     assert [p.text for p in prompts(task)] == ["a", "z"]
     assert len(task.notes) == 1 and task.notes[0].startswith("5 of the 7 rows of ")
     assert refused(write(*blanks)) == "FILE holds no problem with an answer: 4 rows are blank."
@@ -185,14 +237,23 @@ def test_solutions_all_once_before_again(write) -> None:
     pairs = task.solutions(np.random.default_rng(0), 10)
     assert all(solution == f"is {prompt.answer}" for prompt, solution in pairs) and task.worked == 5
     assert {p.answer for p, _ in pairs[:5]} == {p.answer for p, _ in pairs[5:]} == set("01234")
-    assert pairs == task.solutions(np.random.default_rng(0), 10) != task.solutions(np.random.default_rng(1), 10)
-    assert task.solutions(np.random.default_rng(0), 0) == [] and len(task.solutions(np.random.default_rng(0), 3)) == 3
+    assert (
+        pairs
+        == task.solutions(np.random.default_rng(0), 10)
+        != task.solutions(np.random.default_rng(1), 10)
+    )
+    assert (
+        task.solutions(np.random.default_rng(0), 0) == []
+        and len(task.solutions(np.random.default_rng(0), 3)) == 3
+    )
     ended = task.solutions(np.random.default_rng(0), 5, end="\n#### {answer}")
     assert all(text == f"is {prompt.answer}\n#### {prompt.answer}" for prompt, text in ended)
 
 
 def test_several_solutions_are_one_text(write) -> None:
-    task = text_task(write({"question": "?", "final_answer": ["$2$"], "solution": ["First.", "Then."]}))
+    task = text_task(
+        write({"question": "?", "final_answer": ["$2$"], "solution": ["First.", "Then."]})
+    )
     ((prompt, solution),) = task.solutions(np.random.default_rng(0), 1)
     assert (prompt.answer, solution) == ("$2$", "First.\nThen.")
 
@@ -201,7 +262,10 @@ def test_no_solutions(write) -> None:
     task = text_task(write(GOOD))
     with pytest.raises(WhetError, match="has no `solution` column, which a warm start imitates"):
         task.solutions(np.random.default_rng(0), 3)
-    with pytest.raises(WhetError, match='The worked solutions of task text has no option "ending"; did you mean "end"'):
+    with pytest.raises(
+        WhetError,
+        match='The worked solutions of task text has no option "ending"; did you mean "end"',
+    ):
         task.solutions(np.random.default_rng(0), 3, ending="x")
 
 
@@ -211,10 +275,19 @@ def test_no_solutions(write) -> None:
         ({"problem": "a", "answer": "b"}, 'FILE, line 2 has no "prompt"; it has answer, problem.'),
         ({"prompt": "a"}, 'FILE, line 2 has no "answer"; it has prompt.'),
         ({}, 'FILE, line 2 has no "answer"; it has nothing.'),
-        ({"prompt": "a", "answer": {"x": 1}}, 'FILE, line 2 has no "answer"; it has prompt, answer.x.'),
-        ('{"prompt": "a", "answer": [["\\ud800"]]}', "FILE, line 2: answer is not valid Unicode (a lone surrogate)."),
+        (
+            {"prompt": "a", "answer": {"x": 1}},
+            'FILE, line 2 has no "answer"; it has prompt, answer.x.',
+        ),
+        (
+            '{"prompt": "a", "answer": [["\\ud800"]]}',
+            "FILE, line 2: answer is not valid Unicode (a lone surrogate).",
+        ),
         ('{"prompt": "a", "answer": Infinity}', "FILE, line 2: answer should be text, got inf."),
-        ({"prompt": 7, "answer": "b"}, "FILE, line 2: prompt should be a string or a list of chat messages, got 7."),
+        (
+            {"prompt": 7, "answer": "b"},
+            "FILE, line 2: prompt should be a string or a list of chat messages, got 7.",
+        ),
         (
             {"prompt": ["hi"], "answer": "b"},
             'FILE, line 2: a chat message is {"role": ..., "content": ...}, got \'hi\'.',
@@ -228,8 +301,14 @@ def test_no_solutions(write) -> None:
             "FILE, line 2: content should be text, got 3.",
         ),
         ({"prompt": "a", "answer": "b", "id": [1]}, "FILE, line 2: id should be text, got [1]."),
-        ({"prompt": "a", "answer": "b", "solution": 3}, "FILE, line 2: solution should be text, got 3."),
-        ('{"prompt": "\\ud800", "answer": "b"}', "FILE, line 2: prompt is not valid Unicode (a lone surrogate)."),
+        (
+            {"prompt": "a", "answer": "b", "solution": 3},
+            "FILE, line 2: solution should be text, got 3.",
+        ),
+        (
+            '{"prompt": "\\ud800", "answer": "b"}',
+            "FILE, line 2: prompt is not valid Unicode (a lone surrogate).",
+        ),
     ],
 )
 def test_malformed_rows_are_refused(write, row, sentence: str) -> None:
@@ -245,16 +324,24 @@ def test_judges_by_the_matcher_and_the_options(write) -> None:
     path = write({"prompt": "1+1?", "answer": "2"})
     boxed, last = text_task(path, options={"answer": "boxed"}), text_task(path)
     (prompt,) = prompts(last)
-    assert last.judge(prompt, "It is \\boxed{2}.") == boxed.judge(prompt, "It is \\boxed{2}.") == 1.0
+    assert (
+        last.judge(prompt, "It is \\boxed{2}.") == boxed.judge(prompt, "It is \\boxed{2}.") == 1.0
+    )
     assert last.judge(prompt, "It is 2.") == 1.0 and boxed.judge(prompt, "It is 2.") == 0.0
     assert last.final("so \\boxed{2.0}") == last.final("#### 2") != ""
 
 
 def test_bad_options(write) -> None:
     path = write(GOOD)
-    assert refused(path, options={"matchr": "x"}) == 'Task text has no option "matchr"; did you mean "matcher"?'
+    assert (
+        refused(path, options={"matchr": "x"})
+        == 'Task text has no option "matchr"; did you mean "matcher"?'
+    )
     assert 'did you mean "math"?' in refused(path, options={"matcher": "maht"})
-    assert refused(path, options={"matcher": 3}) == "Task text: matcher = 3 is wrong: it should be a string."
+    assert (
+        refused(path, options={"matcher": 3})
+        == "Task text: matcher = 3 is wrong: it should be a string."
+    )
 
 
 def test_options_are_looked_at_before_the_data(tmp_path) -> None:
@@ -270,8 +357,16 @@ def test_an_evaluation_takes_its_own_split(tmp_path) -> None:
 
 def test_lists_and_structs_reach_the_judge(write) -> None:
     tests = [{"input": [1, 2], "output": "3"}, {"input": [], "output": ""}]
-    row = {"prompt": "?", "reward_model": {"ground_truth": {"target": 24, "numbers": [4, 6, 1]}}, "tests": tests}
-    other = {"prompt": "!", "reward_model": {"ground_truth": {"target": 5, "numbers": []}}, "tests": None}
+    row = {
+        "prompt": "?",
+        "reward_model": {"ground_truth": {"target": 24, "numbers": [4, 6, 1]}},
+        "tests": tests,
+    }
+    other = {
+        "prompt": "!",
+        "reward_model": {"ground_truth": {"target": 5, "numbers": []}},
+        "tests": None,
+    }
     for name in ("s.parquet", "s.jsonl"):
         task = text_task(write(row, other, name=name), columns={"answer": ""})
         first, second = prompts(task)
@@ -280,14 +375,20 @@ def test_lists_and_structs_reach_the_judge(write) -> None:
             "reward_model.ground_truth.numbers": [4, 6, 1],
             "tests": tests,
         }
-        assert second.meta == {"reward_model.ground_truth.target": 5, "reward_model.ground_truth.numbers": []}
+        assert second.meta == {
+            "reward_model.ground_truth.target": 5,
+            "reward_model.ground_truth.numbers": [],
+        }
         assert task.notes == () and task.not_kept == ()
 
 
 def test_what_a_prompt_carries_is_bounded_and_noted(write) -> None:
     """40,004 bytes of JSON fit once into 65,536, not twice."""
     big = ["a" * 40_000]
-    rows = [{**GOOD, "one": [1], "two": big, "three": big}, {**GOOD, "one": ["x" * 70_000], "two": [2], "three": [3]}]
+    rows = [
+        {**GOOD, "one": [1], "two": big, "three": big},
+        {**GOOD, "one": ["x" * 70_000], "two": [2], "three": [3]},
+    ]
     path = write(*rows)
     task = text_task(path)
     first, second = prompts(task)
@@ -296,7 +397,9 @@ def test_what_a_prompt_carries_is_bounded_and_noted(write) -> None:
         f"{path}: these cells are left out of prompt.meta, since they are no JSON or take a prompt beyond 65,536 "
         "bytes: 1 of one, 1 of three.",
     )
-    dated = write({**GOOD, "when": [datetime.date(2026, 1, 2)], "long": "x" * 101}, name="d.parquet")
+    dated = write(
+        {**GOOD, "when": [datetime.date(2026, 1, 2)], "long": "x" * 101}, name="d.parquet"
+    )
     assert prompts(text_task(dated))[0].meta == {} and "1 of when" in text_task(dated).notes[0]
     assert text_task(dated).not_kept == ("long",)
 
@@ -307,7 +410,9 @@ def test_a_grid_is_one_answer(write) -> None:
         task = text_task(write({"prompt": "?", "answer": grid}, name=name))
         (prompt,) = prompts(task)
         assert prompt.answer == "[[0, 1], [1, 0]]"
-        assert [task.judge(prompt, f"\\boxed{{{said}}}") for said in ("[[0,1],[1,0]]", "[[1,0],[0,1]]")] == [1.0, 0.0]
+        assert [
+            task.judge(prompt, f"\\boxed{{{said}}}") for said in ("[[0,1],[1,0]]", "[[1,0],[0,1]]")
+        ] == [1.0, 0.0]
 
 
 # ---- where the data is
@@ -336,12 +441,29 @@ def not_found(entry, folder="") -> str:
 
 
 def test_short_names_in_a_folder(tmp_path) -> None:
-    put(tmp_path / "data", "train_gsm8k.jsonl", "eval_gsm8k.jsonl", "train_math7500.jsonl", "math5000_test.jsonl")
-    put(tmp_path / "data", "eval_amc2023.jsonl", "eval_amc23_40.jsonl", "eval_aime2024.jsonl", "deepscaler.jsonl")
+    put(
+        tmp_path / "data",
+        "train_gsm8k.jsonl",
+        "eval_gsm8k.jsonl",
+        "train_math7500.jsonl",
+        "math5000_test.jsonl",
+    )
+    put(
+        tmp_path / "data",
+        "eval_amc2023.jsonl",
+        "eval_amc23_40.jsonl",
+        "eval_aime2024.jsonl",
+        "deepscaler.jsonl",
+    )
     assert found(Data(path="gsm8k")) == "train_gsm8k.jsonl"
-    assert found(Eval(path="gsm8k")) == found(Data(path="gsm8k", split="test")) == "eval_gsm8k.jsonl"
+    assert (
+        found(Eval(path="gsm8k")) == found(Data(path="gsm8k", split="test")) == "eval_gsm8k.jsonl"
+    )
     assert found(Eval(path="gsm8k", split="train")) == "train_gsm8k.jsonl"
-    assert found(Data(path="math")) == "train_math7500.jsonl" and found(Eval(path="math")) == "math5000_test.jsonl"
+    assert (
+        found(Data(path="math")) == "train_math7500.jsonl"
+        and found(Eval(path="math")) == "math5000_test.jsonl"
+    )
     assert found(Eval(path="amc23")) == "eval_amc23_40.jsonl", "the 40 problems before the 83"
     assert found(Data(path="aime24")) == "eval_aime2024.jsonl", "the only split there is"
     assert found(Eval(path="deepscaler")) == "deepscaler.jsonl"
@@ -369,8 +491,14 @@ def test_neither_a_folder_nor_the_hub(tmp_path, monkeypatch) -> None:
     )
     (tmp_path / "data").mkdir()
     sentence = not_found(Eval(path="gsm8k"), tmp_path / "data")
-    assert f"{tmp_path / 'data'} holds no" in sentence and "test_gsm8k.parquet" in sentence and "whet[data]" in sentence
-    assert not_found(Data(path="gsm8k"), tmp_path / "no").startswith(f"There is no data folder at {tmp_path / 'no'}")
+    assert (
+        f"{tmp_path / 'data'} holds no" in sentence
+        and "test_gsm8k.parquet" in sentence
+        and "whet[data]" in sentence
+    )
+    assert not_found(Data(path="gsm8k"), tmp_path / "no").startswith(
+        f"There is no data folder at {tmp_path / 'no'}"
+    )
 
 
 def test_a_network_that_is_not_there(monkeypatch) -> None:
@@ -378,19 +506,25 @@ def test_a_network_that_is_not_there(monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     sentence = not_found(Data(path="gsm8k"))
-    assert "openai/gsm8k could not be fetched" in sentence and "$WHET_DATA" in sentence and "\n" not in sentence
+    assert (
+        "openai/gsm8k could not be fetched" in sentence
+        and "$WHET_DATA" in sentence
+        and "\n" not in sentence
+    )
     assert not_found(Data(path="some/where")).startswith("some/where could not be fetched")
 
 
 def test_wrong_names(tmp_path) -> None:
-    assert 'no file or short name "gsm8"' in not_found(Data(path="gsm8")) and 'mean "gsm8k"?' in not_found(
+    assert 'no file or short name "gsm8"' in not_found(
         Data(path="gsm8")
-    )
+    ) and 'mean "gsm8k"?' in not_found(Data(path="gsm8"))
     assert not_found(Data(path="x/y.jsonl")) == "There is no data file at x/y.jsonl."
     assert not_found(Data(path="./x")) == "There is no data file at x."
     nowhere = str(tmp_path / "x" / "y")
     assert not_found(Data(path=nowhere)) == f"There is no data file at {nowhere}."
-    assert not_found(Data(path="math500", split="train")) == "math500 has no split train; it has test."
+    assert (
+        not_found(Data(path="math500", split="train")) == "math500 has no split train; it has test."
+    )
     assert not_found(Data(path="")).startswith("Task text needs data.path")
 
 
@@ -398,12 +532,24 @@ def test_a_folder_beside_a_short_name(tmp_path) -> None:
     """Short names win; a folder of that name is written ./math."""
     put(tmp_path / "math", "mine.jsonl")
     put(tmp_path / "data", "train_math.jsonl")
-    assert found(Data(path="math")) == "train_math.jsonl" and found(Data(path="./math")) == "mine.jsonl"
+    assert (
+        found(Data(path="math")) == "train_math.jsonl"
+        and found(Data(path="./math")) == "mine.jsonl"
+    )
 
 
 def test_the_table_of_names() -> None:
     assert set(NAMES) == {
-        "gsm8k", "math", "math500", "aime24", "aime25", "amc23", "minerva", "olympiad", "dapo17k", "deepscaler",
-    }  # fmt: skip
+        "gsm8k",
+        "math",
+        "math500",
+        "aime24",
+        "aime25",
+        "amc23",
+        "minerva",
+        "olympiad",
+        "dapo17k",
+        "deepscaler",
+    }
     for known in NAMES.values():
         assert known.hub.count("/") == 1 and known.stems and set(known.splits) <= {"train", "test"}

@@ -170,7 +170,9 @@ def test_different(found: str, gold: str) -> None:
 
 def test_numbers() -> None:
     assert number("1,234.5") == Fraction(2469, 2) and number("-1/4") == Fraction(-1, 4)
-    assert number("") is None and number("1/") is None and number("/2") is None and number("-") is None
+    assert (
+        number("") is None and number("1/") is None and number("/2") is None and number("-") is None
+    )
     assert number("1e9999") is None and number("10^{9999}") is None, (
         "an exponent that would fill the memory is no number"
     )
@@ -185,13 +187,18 @@ def test_matrices_keep_their_rows() -> None:
 
 def test_units_stand_apart() -> None:
     assert split_unit(clean(r"\frac{270}7\text{ degrees}")) == (r"\frac{270}{7}", "deg")
-    assert split_unit(clean(r"15000 \text{ kcal m}^{-2} \text{yr}^{-1}")) == ("15000", "kcalm^-2year^-1")
+    assert split_unit(clean(r"15000 \text{ kcal m}^{-2} \text{yr}^{-1}")) == (
+        "15000",
+        "kcalm^-2year^-1",
+    )
     assert split_unit(clean(r"x \text{ or } y")) == ('x " or " y', "")
 
 
 def test_what_formulas_cannot_change() -> None:
     assert same_value("0.3333", "1/3") is False and same_value("5 cm", "5 km") is False
-    assert same_value("2x", "3") is None and same_value("100,200", "200,100") is None, "the latter may be lists"
+    assert same_value("2x", "3") is None and same_value("100,200", "200,100") is None, (
+        "the latter may be lists"
+    )
 
 
 @given(st.integers(-(10**12), 10**12))
@@ -208,7 +215,23 @@ def test_never_raises(found: str, gold: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["1 ", "1,", "1/", ".", "-", "{", "\\text{", "\\frac{1}", "%", "a b ", "10^{", "\\$", "((", "^{1}"]
+    "unit",
+    [
+        "1 ",
+        "1,",
+        "1/",
+        ".",
+        "-",
+        "{",
+        "\\text{",
+        "\\frac{1}",
+        "%",
+        "a b ",
+        "10^{",
+        "\\$",
+        "((",
+        "^{1}",
+    ],
 )
 def test_answers_as_long_as_allowed_are_cheap(unit: str) -> None:
     text = (unit * 300)[:300]

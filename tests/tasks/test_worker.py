@@ -40,7 +40,9 @@ def test_half_a_message_is_none(ends: tuple[Inbox, Connection, socket.socket]) -
     assert inbox.take() == b"abc" and inbox.take() == b"d" and inbox.take() is None
 
 
-def test_what_was_sent_before_the_end_is_read(ends: tuple[Inbox, Connection, socket.socket]) -> None:
+def test_what_was_sent_before_the_end_is_read(
+    ends: tuple[Inbox, Connection, socket.socket],
+) -> None:
     inbox, theirs, raw = ends
     theirs.send_bytes(b"last")
     raw.sendall(b"\0\0\0\7hal")
@@ -52,7 +54,9 @@ def test_what_was_sent_before_the_end_is_read(ends: tuple[Inbox, Connection, soc
 
 
 @pytest.mark.parametrize("head", [b"\0\0\x80\1", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"])
-def test_no_message_is_longer_than_a_reply(ends: tuple[Inbox, Connection, socket.socket], head: bytes) -> None:
+def test_no_message_is_longer_than_a_reply(
+    ends: tuple[Inbox, Connection, socket.socket], head: bytes
+) -> None:
     """Nor waited for: a hostile judge may write any length. -1 announces a length of eight bytes."""
     inbox, theirs, raw = ends
     theirs.send_bytes(bytes(LARGEST_REPLY))

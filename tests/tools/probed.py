@@ -26,7 +26,13 @@ def probed(
     for i, hits in enumerate(right):
         for index in range(n):
             length = right_length if index < hits else wrong_length
-            verdict = "unjudged" if i in unjudged and index == n - 1 else "right" if index < hits else "wrong"
+            verdict = (
+                "unjudged"
+                if i in unjudged and index == n - 1
+                else "right"
+                if index < hits
+                else "wrong"
+            )
             rollouts.append(
                 Rollout(
                     prompt_id=f"p{i}",
@@ -44,6 +50,8 @@ def probed(
     return prompts, rollouts
 
 
-def report_of(right: Sequence[int], n: int, *, group: int, limit: int = 512, **more: int) -> ProbeReport:
+def report_of(
+    right: Sequence[int], n: int, *, group: int, limit: int = 512, **more: int
+) -> ProbeReport:
     prompts, rollouts = probed(right, n, limit=limit, **more)  # type: ignore[arg-type]
     return probe_report(prompts, rollouts, n=n, limit=limit, group=group)

@@ -15,7 +15,9 @@ def test_versions_of_what_is_installed_are_recorded(monkeypatch: pytest.MonkeyPa
     assert versions["pytest"] == pytest.__version__ and "no-such-package" not in versions
 
 
-def test_outside_git_the_commit_is_what_is_given_or_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_git_the_commit_is_what_is_given_or_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     monkeypatch.delenv("WHET_COMMIT", raising=False)
     assert experiment._commit() == "unknown"

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import SMALL, Restless, Silent, Stop, even_digits, model_folder, problem_file, small_config
+from small_run import (
+    SMALL,
+    Restless,
+    Silent,
+    Stop,
+    even_digits,
+    model_folder,
+    problem_file,
+    small_config,
+)
 
 from whet import cli
 from whet.api import run_recipe
@@ -67,13 +76,18 @@ def test_every_checkpoint_holds_the_drafter_that_was_in_use(run: Path) -> None:
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
         assert {"drafter/config.json", "drafter/model.safetensors"} <= listed.keys()
         served, state = (
-            load_file(checkpoint / at) for at in ("drafter/model.safetensors", "state/drafter.safetensors")
+            load_file(checkpoint / at)
+            for at in ("drafter/model.safetensors", "state/drafter.safetensors")
         )
-        assert torch.equal(served["fc.weight"], state["weight.fc"]), "in fp32 what is served is the master"
+        assert torch.equal(served["fc.weight"], state["weight.fc"]), (
+            "in fp32 what is served is the master"
+        )
         assert {"exp_avg.fc", "exp_avg_sq.fc"} <= state.keys()
 
 
-def test_a_drafter_that_was_changed_is_a_checkpoint_that_was_changed(run: Path, tmp_path: Path) -> None:
+def test_a_drafter_that_was_changed_is_a_checkpoint_that_was_changed(
+    run: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "step"
     shutil.copytree(checkpoints(run)[-1], copy)
     with (copy / "drafter/model.safetensors").open("r+b") as file:
@@ -99,7 +113,9 @@ def test_a_resumed_run_writes_the_drafter_on(
     before = load_file(checkpoints(tmp_path)[-1] / "drafter/model.safetensors")
     if not lessons:
         run = DrafterTrainer.run
-        monkeypatch.setattr(DrafterTrainer, "run", lambda self, budget, **rest: run(self, 0, **rest))
+        monkeypatch.setattr(
+            DrafterTrainer, "run", lambda self, budget, **rest: run(self, 0, **rest)
+        )
     run_recipe(small_config(*EAGLE), tmp_path, watcher=Silent(), reward=even_digits, resume=True)
     newest = checkpoints(tmp_path)[-1]
     check_layout(newest / "drafter")
@@ -110,13 +126,23 @@ def test_a_resumed_run_writes_the_drafter_on(
 
 
 def test_no_drafter_no_folder(tmp_path: Path) -> None:
-    run_recipe(small_config('draft.drafters=["ngram"]', "steps=1"), tmp_path, watcher=Silent(), reward=even_digits)
+    run_recipe(
+        small_config('draft.drafters=["ngram"]', "steps=1"),
+        tmp_path,
+        watcher=Silent(),
+        reward=even_digits,
+    )
     assert not (checkpoints(tmp_path)[-1] / "drafter").exists()
 
 
 def test_adapters_have_a_drafter_too(tmp_path: Path) -> None:
-    base, tokenizer = tmp_path / "base", tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
-    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(base)
+    base, tokenizer = (
+        tmp_path / "base",
+        tiny_tokenizer(load_problems(small_config(), even_digits).alphabet),
+    )
+    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(
+        base
+    )
     tokenizer.save_pretrained(base)
     sets = (*EAGLE, "steps=1", f"model.name='{base}'", "model.lora.rank=4", "model.dtype=bfloat16")
     run_recipe(small_config(*sets), tmp_path / "run", watcher=Silent(), reward=even_digits)
@@ -137,12 +163,18 @@ def test_an_export_has_the_drafter_beside_the_model(
     assert whet(monkeypatch, "export", str(source), str(tmp_path / "v")) == 0
     assert f"{tmp_path / 'v' / 'drafter'}, for vllm" in capsys.readouterr().out
     for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "v/drafter" / name).read_bytes() == (source / "drafter" / name).read_bytes()
+        assert (tmp_path / "v/drafter" / name).read_bytes() == (
+            source / "drafter" / name
+        ).read_bytes()
     assert whet(monkeypatch, "export", str(source), str(tmp_path / "s"), "--drafter", "sglang") == 0
     check_layout(tmp_path / "s/drafter")
-    assert json.loads((tmp_path / "s/drafter/config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle"]
+    assert json.loads((tmp_path / "s/drafter/config.json").read_text())["architectures"] == [
+        "LlamaForCausalLMEagle"
+    ]
     export_model(tmp_path / "s", tmp_path / "again")  # an export is a model folder like any other
-    assert (tmp_path / "again/drafter/config.json").read_bytes() == (source / "drafter/config.json").read_bytes()
+    assert (tmp_path / "again/drafter/config.json").read_bytes() == (
+        source / "drafter/config.json"
+    ).read_bytes()
 
 
 def test_a_drafter_that_is_not_there_or_broken_is_one_sentence(run: Path, tmp_path: Path) -> None:
@@ -185,7 +217,9 @@ def test_a_run_is_evaluated_twice_and_writes_the_same(
     assert not [key for key in plain if "/draft/" in key]
 
 
-def test_plainly_first_and_then_with_what_eagle_has_learnt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plainly_first_and_then_with_what_eagle_has_learnt(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines: list[LocalEngine] = []
     drafting: list[bool] = []
     generate = LocalEngine.generate
@@ -214,14 +248,23 @@ def test_any_model_on_any_problems_greedy_or_sampled(tmp_path: Path) -> None:
     entries = eval_entries([data], max_tokens=24, n=3, temperature=1.0)
     sampled = evaluate_model(model, entries=entries, draft=True, sets=["draft.chooser=bandit"])
     assert sampled["eval/sums/draft/differ"] == 0 and sampled["eval/sums/draft/rollouts"] == 36
-    arms = {key.rpartition("share_")[2].partition("_")[0] for key in (*greedy, *sampled) if "/share_" in key}
+    arms = {
+        key.rpartition("share_")[2].partition("_")[0]
+        for key in (*greedy, *sampled)
+        if "/share_" in key
+    }
     assert {"off", "ngram", "suffix"} >= arms and arms - {"off"}
 
 
 def test_an_exported_drafter_drafts(run: Path, tmp_path: Path) -> None:
     out = export_model(run, tmp_path / "out", drafter="sglang")
     lines: list[str] = []
-    sets = ['draft.drafters=["eagle"]', "eval.0.options={eval_count=60}", "eval.0.limit=12", "rollout.context=48"]
+    sets = [
+        'draft.drafters=["eagle"]',
+        "eval.0.options={eval_count=60}",
+        "eval.0.limit=12",
+        "rollout.context=48",
+    ]
     (tmp_path / "recipe.toml").write_text("steps = 1\n")
     found = evaluate_model(
         str(out),
@@ -234,14 +277,25 @@ def test_an_exported_drafter_drafts(run: Path, tmp_path: Path) -> None:
     assert any("share_eagle" in key for key in found)
 
 
-def test_what_cannot_be_drafted_for_is_one_sentence_before_any_weight_is_loaded(run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_drafted_for_is_one_sentence_before_any_weight_is_loaded(
+    run: Path, tmp_path: Path
+) -> None:
     lines: list[str] = []
     with pytest.raises(WhetError, match=r"held_out is sampled with top_p = 0\.9"):
-        evaluate_model(str(run), draft=True, sets=["eval.0.top_p=0.9", "eval.0.temperature=1"], say=lines.append)
+        evaluate_model(
+            str(run),
+            draft=True,
+            sets=["eval.0.top_p=0.9", "eval.0.temperature=1"],
+            say=lines.append,
+        )
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 4)
     with pytest.raises(WhetError, match="holds no drafter/"):
         evaluate_model(
-            model, entries=eval_entries([data]), draft=True, sets=['draft.drafters=["eagle"]'], say=lines.append
+            model,
+            entries=eval_entries([data]),
+            draft=True,
+            sets=['draft.drafters=["eagle"]'],
+            say=lines.append,
         )
     assert not [line for line in lines if line.startswith("Loading")]
 
@@ -260,9 +314,24 @@ def test_a_run_from_before_its_drafter_was_written(run: Path, tmp_path: Path) ->
 def test_problems_that_were_trained_on_are_left_out(tmp_path: Path) -> None:
     data = problem_file(tmp_path / "train.jsonl", 40)
     base = model_folder(tmp_path / "model")
-    sets = [f"model.name='{base}'", f"data.0={{path='{data}'}}", "eval=[]", "held_out.size=0", "rollout.context=0"]
-    kept = [item for item in SMALL if not item.startswith(("model.", "data.", "eval.", "rollout.context"))]
-    run_recipe(load_config(sets=[*kept, *sets, "steps=1"]), tmp_path / "run", watcher=Silent(), reward=even_digits)
+    sets = [
+        f"model.name='{base}'",
+        f"data.0={{path='{data}'}}",
+        "eval=[]",
+        "held_out.size=0",
+        "rollout.context=0",
+    ]
+    kept = [
+        item
+        for item in SMALL
+        if not item.startswith(("model.", "data.", "eval.", "rollout.context"))
+    ]
+    run_recipe(
+        load_config(sets=[*kept, *sets, "steps=1"]),
+        tmp_path / "run",
+        watcher=Silent(),
+        reward=even_digits,
+    )
     lines: list[str] = []
     more = problem_file(tmp_path / "more.jsonl", 50)
     entries = eval_entries([more], max_tokens=8)
@@ -270,7 +339,9 @@ def test_problems_that_were_trained_on_are_left_out(tmp_path: Path) -> None:
     assert found["eval/more/draft/rollouts"] == 10
     assert "40 of the 50 problems of more were trained on and are left out." in lines
     with pytest.raises(WhetError, match="All problems of train were trained on"):
-        evaluate_model(str(tmp_path / "run"), entries=eval_entries([data], max_tokens=8), draft=True)
+        evaluate_model(
+            str(tmp_path / "run"), entries=eval_entries([data], max_tokens=8), draft=True
+        )
     Path(data).unlink()
     found = evaluate_model(str(tmp_path / "run"), entries=entries, draft=True, say=lines.append)
     assert found["eval/more/draft/rollouts"] == 50 and "is not known" in lines[-2]

@@ -20,7 +20,12 @@ from whet.tools.experiment import last_words, name_arms, replace_run, start_run,
 
 
 def test_tables_merge_and_all_else_replaces() -> None:
-    base = {"eval": [{"limit": 400, "every": 4}], "learn": {"lr": 1e-4, "warmup": 5}, "stop": [1, 2], "steps": 9}
+    base = {
+        "eval": [{"limit": 400, "every": 4}],
+        "learn": {"lr": 1e-4, "warmup": 5},
+        "stop": [1, 2],
+        "steps": 9,
+    }
     over = {"eval": {"every": 8}, "learn": {"lr": 2e-4}, "stop": [3], "seed": 1}
     assert merge(base, over) == {
         "eval": [{"limit": 400, "every": 8}],
@@ -56,7 +61,8 @@ def test_runs_that_another_process_is_writing_are_left_alone(tmp_path: Path) -> 
     finished, going = tmp_path / "finished", tmp_path / "going"
     for folder in (finished, going):
         Run.create(folder, "").close()
-    settings = parse_config({"model": {"name": str(tmp_path / "nowhere")}})  # an arm that is started fails at once
+    # an arm that is started fails at once
+    settings = parse_config({"model": {"name": str(tmp_path / "nowhere")}})
     with Run.resume(going), pytest.raises(WhetError, match="going is in use by another process"):
         train_arms({finished: settings, going: settings}, Console(file=io.StringIO()))
     assert (finished / "config.toml").is_file() and (going / "config.toml").is_file()
@@ -65,11 +71,16 @@ def test_runs_that_another_process_is_writing_are_left_alone(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_run_that_failed_at_once_keeps_its_words_when_it_is_started_again(tmp_path: Path) -> None:
     """It failed before there was a config.toml; only `replace_run` removes the log."""
-    settings, log = parse_config({"model": {"name": str(tmp_path / "nowhere")}}), tmp_path / "cell.log"
+    settings, log = (
+        parse_config({"model": {"name": str(tmp_path / "nowhere")}}),
+        tmp_path / "cell.log",
+    )
     log.write_text("The first words.\n")
     start_run(tmp_path / "cell", settings).wait()
     assert not (tmp_path / "cell" / "config.toml").exists()
-    assert log.read_text().startswith("The first words.\n") and "nowhere" in last_words(tmp_path / "cell", 2)
+    assert log.read_text().startswith("The first words.\n") and "nowhere" in last_words(
+        tmp_path / "cell", 2
+    )
     replace_run(tmp_path / "cell")
     assert not log.exists()
 
@@ -82,7 +93,9 @@ def test_an_arm_that_fails_ends_the_experiment_in_its_own_words(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_arm_that_is_stopped_leaves_the_others_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_is_stopped_leaves_the_others_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     long, short = tmp_path / "long", tmp_path / "short"
     own = {"data.0.reward": "small_run:even_digits", "eval.0.reward": "small_run:even_digits"}

@@ -39,7 +39,9 @@ def make_run(folder: Path, *sets: str, model: Any = None) -> Path:
     """Three checkpoints, of which the second is the best."""
     with Run.create(folder, dump_config(load_config(sets=["steps=3", *sets]))) as run:
         for step, accuracy in enumerate((0.1, 0.8, 0.4), 1):
-            run.record(step, {"tokens_generated": 1234.0 * step, "eval/held_out/accuracy": accuracy})
+            run.record(
+                step, {"tokens_generated": 1234.0 * step, "eval/held_out/accuracy": accuracy}
+            )
             run.save(step, lambda path, step=step: checkpoint(path, step, model), accuracy, keep=3)  # type: ignore[misc]
     return folder
 
@@ -61,9 +63,18 @@ def test_run_exports_its_best_checkpoint_and_nothing_of_the_run(tmp_path: Path) 
     out = export_model(run, tmp_path / "out")
     assert torch.equal(logits(out), tiny_model(17, hidden=32, heads=2, seed=2)(IDS).logits)
     names = {path.name for path in out.rglob("*")}
-    assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    } <= names
     assert not names & {"state", "manifest.json"}
-    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids == tiny_tokenizer(ALPHABET)("1+2=").input_ids
+    assert (
+        AutoTokenizer.from_pretrained(out)("1+2=").input_ids
+        == tiny_tokenizer(ALPHABET)("1+2=").input_ids
+    )
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -81,7 +92,13 @@ def test_tied_weights_are_there_and_come_back_tied(tmp_path: Path) -> None:
 def test_any_model_folder_is_cleaned(tmp_path: Path) -> None:
     source = tmp_path / "model"
     checkpoint(source, 1)
-    for name in ("pytorch_model.bin", "modeling_mine.py", "training_args.json", "notes.txt", "LICENSE"):
+    for name in (
+        "pytorch_model.bin",
+        "modeling_mine.py",
+        "training_args.json",
+        "notes.txt",
+        "LICENSE",
+    ):
         (source / name).write_text("x")
     (source / "manifest.json").unlink()
     (source / "README.md").write_text("---\nlicense: mit\nbase_model: org/base\n---\n")
@@ -94,18 +111,31 @@ def test_any_model_folder_is_cleaned(tmp_path: Path) -> None:
         "notes.txt",
     }
     said = front_matter((out / "README.md").read_text())
-    assert (said["license"], said["base_model"], said["library_name"]) == ("mit", "org/base", "transformers")
+    assert (said["license"], said["base_model"], said["library_name"]) == (
+        "mit",
+        "org/base",
+        "transformers",
+    )
 
 
 def test_card_tells_the_training(tmp_path: Path) -> None:
     run = make_run(
-        tmp_path / "run", "curriculum.name=dapo", "learn.estimator=grpo", 'data.0.path="/data/mine/sums.jsonl"'
+        tmp_path / "run",
+        "curriculum.name=dapo",
+        "learn.estimator=grpo",
+        'data.0.path="/data/mine/sums.jsonl"',
     )
     readme = (export_model(run, tmp_path / "out") / "README.md").read_text()
     said = front_matter(readme)
-    assert said["tags"] == ["whet", "reinforcement-learning", "grpo"] and said["pipeline_tag"] == "text-generation"
+    assert (
+        said["tags"] == ["whet", "reinforcement-learning", "grpo"]
+        and said["pipeline_tag"] == "text-generation"
+    )
     assert "license" not in said and "base_model" not in said
-    assert "- Data: sums.jsonl" in readme and "- Curriculum: dapo, 16 groups of 16 rollouts per step" in readme
+    assert (
+        "- Data: sums.jsonl" in readme
+        and "- Curriculum: dapo, 16 groups of 16 rollouts per step" in readme
+    )
     assert "after step 2 of 3, 2,468 tokens generated" in readme
     assert "| held\\_out | 0.100 (1) | 0.800 (2) | 0.400 (3) | 0.800 (2) |" in readme
     assert 'path = "sums.jsonl"' in readme and "/data/mine" not in readme
@@ -113,7 +143,9 @@ def test_card_tells_the_training(tmp_path: Path) -> None:
 
 def test_card_names_the_curricula_of_a_mixture(tmp_path: Path) -> None:
     entry = 'data=[{}, {curriculum={name="speed"}}, {curriculum={name="speed"}}]'
-    readme = (export_model(make_run(tmp_path / "run", entry), tmp_path / "out") / "README.md").read_text()
+    readme = (
+        export_model(make_run(tmp_path / "run", entry), tmp_path / "out") / "README.md"
+    ).read_text()
     assert "- Curriculum: uniform + speed, 16 groups" in readme
 
 
@@ -122,19 +154,32 @@ def test_nothing_local_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HOME", str(home))
     base = home / "models" / "secret_project"
     checkpoint(base, 9)
-    sets = [f"model.name={json.dumps(str(base))}", f'data_folder="{home}/data"', f'text.system_prompt="see {home}/x"']
-    run = make_run(home / "run", *sets, 'data.0.path="../clients/acme/sums.jsonl"', 'data.0.options={file="~/a/b.txt"}')
+    sets = [
+        f"model.name={json.dumps(str(base))}",
+        f'data_folder="{home}/data"',
+        f'text.system_prompt="see {home}/x"',
+    ]
+    run = make_run(
+        home / "run",
+        *sets,
+        'data.0.path="../clients/acme/sums.jsonl"',
+        'data.0.options={file="~/a/b.txt"}',
+    )
     out = export_model(run, tmp_path / "out")
     for path in out.iterdir():
         if path.suffix in (".json", ".md", ".jinja"):
-            assert "jane" not in path.read_text() and str(tmp_path) not in path.read_text(), path.name
+            assert "jane" not in path.read_text() and str(tmp_path) not in path.read_text(), (
+                path.name
+            )
     readme = (out / "README.md").read_text()
     assert "acme" not in readme and "starting from secret\\_project" in readme
     recipe = re.search(r"```toml\n(.*)\n```", readme, re.DOTALL)
     assert recipe and 'file = "b.txt"' in recipe[1] and 'name = "secret_project"' in recipe[1]
 
 
-HOSTILE = 'x"\n---\nlicense: mit\n# big <script>alert(1)</script> | [a](javascript:b) ```\n\x1b[31m\u202e'
+HOSTILE = (
+    'x"\n---\nlicense: mit\n# big <script>alert(1)</script> | [a](javascript:b) ```\n\x1b[31m\u202e'
+)
 
 
 def test_hostile_names_stay_text() -> None:
@@ -146,7 +191,9 @@ def test_hostile_names_stay_text() -> None:
             "curriculum": {"name": HOSTILE},
         }
     )
-    rows = [{"step": 1, "tokens_generated": "many", f"eval/{HOSTILE.replace('/', '')}/accuracy": 0.5}]
+    rows = [
+        {"step": 1, "tokens_generated": "many", f"eval/{HOSTILE.replace('/', '')}/accuracy": 0.5}
+    ]
     facts = CardFacts(
         title=HOSTILE,
         adapter=False,
@@ -161,7 +208,12 @@ def test_hostile_names_stay_text() -> None:
     )
     readme = model_card(facts)
     said = front_matter(readme)
-    assert said["base_model"] == HOSTILE and set(said) == {"library_name", "pipeline_tag", "base_model", "tags"}
+    assert said["base_model"] == HOSTILE and set(said) == {
+        "library_name",
+        "pipeline_tag",
+        "base_model",
+        "tags",
+    }
     assert "\x1b" not in readme and "\u202e" not in readme
     body = readme.split("---\n", 2)[2]
     outside = re.sub(r"^(`{3,})\w+\n.*?^\1$", "", body, flags=re.DOTALL | re.MULTILINE)
@@ -174,9 +226,15 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_recipe_reads_back(tmp_path: Path) -> None:
-    settings = load_config(sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"'])
+    settings = load_config(
+        sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"']
+    )
     found = parse_config(tomllib.loads(public_recipe(settings)))
-    assert found.data[0].path == "a.jsonl" and found.model.name == "org/name@rev" and found.learn == settings.learn
+    assert (
+        found.data[0].path == "a.jsonl"
+        and found.model.name == "org/name@rev"
+        and found.learn == settings.learn
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +259,9 @@ def run_snippet(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(code[1].replace("max_new_tokens=256", "max_new_tokens=2"), {})
 
 
-def test_card_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_card_s_code_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_snippet(export_model(make_run(tmp_path / "run"), tmp_path / "out"), monkeypatch)
     assert capsys.readouterr().out
 
@@ -218,7 +278,8 @@ def adapted(tmp_path: Path) -> tuple[Path, Any]:
     (base / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: org/base\n---\n")
     model = load_weights(base, torch.float32)
     add_lora(model, config.Lora(rank=4), str(base))
-    generator = torch.Generator().manual_seed(0)  # whatever ran before: adapters this large are at the edge of rounding
+    # whatever ran before: adapters this large are at the edge of rounding
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
             if p.requires_grad:
@@ -228,7 +289,10 @@ def adapted(tmp_path: Path) -> tuple[Path, Any]:
 
 
 def test_adapters_alone(
-    adapted: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    adapted: tuple[Path, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, model = adapted
     out = export_model(run, tmp_path / "out")
@@ -236,7 +300,11 @@ def test_adapters_alone(
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert not names & {"model.safetensors", "state", "manifest.json"}
     said = front_matter((out / "README.md").read_text())
-    assert said["library_name"] == "peft" and said["base_model"] == "org/base" and said["license"] == "apache-2.0"
+    assert (
+        said["library_name"] == "peft"
+        and said["base_model"] == "org/base"
+        and said["license"] == "apache-2.0"
+    )
     assert str(tmp_path) not in (out / "README.md").read_text()
     from peft import AutoPeftModelForCausalLM
 
@@ -251,16 +319,25 @@ def test_merged_adapters_give_the_same_logits(adapted: tuple[Path, Any], tmp_pat
     out = export_model(run, tmp_path / "out", merge=True)
     assert not list(out.glob("adapter*"))
     assert torch.allclose(logits(out), model(IDS).logits, atol=1e-5)
-    assert not torch.allclose(logits(out), tiny_model(17, hidden=32, heads=2, seed=1)(IDS).logits, atol=1e-2)
+    assert not torch.allclose(
+        logits(out), tiny_model(17, hidden=32, heads=2, seed=1)(IDS).logits, atol=1e-2
+    )
     loaded = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight and loaded.dtype == torch.float32
+    assert (
+        loaded.lm_head.weight is loaded.model.embed_tokens.weight and loaded.dtype == torch.float32
+    )
     readme = (out / "README.md").read_text()
-    assert front_matter(readme)["library_name"] == "transformers" and "LoRA adapters of rank 4" not in readme[:200]
+    assert (
+        front_matter(readme)["library_name"] == "transformers"
+        and "LoRA adapters of rank 4" not in readme[:200]
+    )
     for path in out.glob("*.json"):
         assert str(tmp_path) not in path.read_text(), path.name
 
 
-def test_adapters_on_a_folder_are_not_pushed_alone(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+def test_adapters_on_a_folder_are_not_pushed_alone(
+    adapted: tuple[Path, Any], tmp_path: Path
+) -> None:
     with pytest.raises(WhetError, match="--merge"):
         export_model(adapted[0], tmp_path / "out", push="org/name")
     assert not (tmp_path / "out").exists()
@@ -301,7 +378,9 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_push_without_network_keeps_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_without_network_keeps_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -353,7 +432,9 @@ def test_a_link_out_of_the_model_folder_is_not_followed(tmp_path: Path) -> None:
     (model / "drafter").unlink()
     (model / "kept").write_text("terms")
     (model / "LICENSE").symlink_to("kept")
-    assert (export_model(model, tmp_path / "out") / "LICENSE").read_text() == "terms", "a link inside is fine"
+    assert (export_model(model, tmp_path / "out") / "LICENSE").read_text() == "terms", (
+        "a link inside is fine"
+    )
 
 
 def test_the_links_of_the_hub_s_cache_are_followed(tmp_path: Path) -> None:
@@ -364,4 +445,6 @@ def test_the_links_of_the_hub_s_cache_are_followed(tmp_path: Path) -> None:
         path.rename(cache / "blobs" / str(number))
         path.symlink_to(Path("../../blobs") / str(number))
     out = export_model(snapshot, tmp_path / "out")
-    assert torch.equal(logits(out), logits(snapshot)) and not (out / "model.safetensors").is_symlink()
+    assert (
+        torch.equal(logits(out), logits(snapshot)) and not (out / "model.safetensors").is_symlink()
+    )

@@ -43,10 +43,16 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert "Slow today." in said
     assert 0 < metrics["eval/sums/accuracy"] < 1
-    assert metrics["eval/sums/accuracy_low"] < metrics["eval/sums/accuracy"] < metrics["eval/sums/accuracy_high"]
+    assert (
+        metrics["eval/sums/accuracy_low"]
+        < metrics["eval/sums/accuracy"]
+        < metrics["eval/sums/accuracy_high"]
+    )
     assert metrics["eval/sums/pass@4"] > metrics["eval/sums/accuracy"]
     assert {"eval/sums/maj@4", "eval/sums/level/1", "eval/sums/truncated"} <= metrics.keys()
-    rows = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 40 and {"prompt", "response", "answer", "verdict"} <= rows[0].keys()
     right = sum(row["verdict"] == "right" for row in rows) / 40
     assert right == pytest.approx(metrics["eval/sums/accuracy"])
@@ -81,7 +87,9 @@ def test_probe_reports_signal_and_keeps_what_was_written(tmp_path: Path) -> None
         out=tmp_path / "out",
     )
     result = json.loads((tmp_path / "out/probe.json").read_text())
-    rows = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 48 and {row["phase"] for row in rows} == {"probe"}
     mean = sum(row["verdict"] == "right" for row in rows) / 48
     assert report.to_json().items() <= result.items()
@@ -89,13 +97,17 @@ def test_probe_reports_signal_and_keeps_what_was_written(tmp_path: Path) -> None
 
 
 def test_a_judge_that_raises_is_quoted(tmp_path: Path) -> None:
-    (tmp_path / "measured_judge.py").write_text("def needy(prompt, response):\n    return prompt.meta['nums'][0]\n")
+    (tmp_path / "measured_judge.py").write_text(
+        "def needy(prompt, response):\n    return prompt.meta['nums'][0]\n"
+    )
     sys.modules.pop("measured_judge", None)
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
     said: list[str] = []
     limits = {"n": 2, "prompts": 4, "group": 8, "max_tokens": 8, "temperature": 1.0}
     with pytest.raises(WhetError, match="hardly one was judged"):
-        probe_model(model, data, **limits, sets=["data.0.reward='measured_judge:needy'"], say=said.append)  # type: ignore[arg-type]
+        probe_model(
+            model, data, **limits, sets=["data.0.reward='measured_judge:needy'"], say=said.append
+        )  # type: ignore[arg-type]
     evaluate_model(
         model,
         entries=eval_entries([data], max_tokens=8, limit=4),

@@ -21,8 +21,14 @@ from whet.types import Prompt, Request, Rollout, Sampling
 
 def test_shares_by_hand() -> None:
     report = report_of([0, 0, 1, 4], 4, group=4)
-    assert report.pass_rate.value == 5 / 16 and report.never.value == 0.5 and report.always.value == 0.25
-    assert report.signal(4).share.value == 0.25 and report.signal(2).share.value == pytest.approx(0.5 / 4)
+    assert (
+        report.pass_rate.value == 5 / 16
+        and report.never.value == 0.5
+        and report.always.value == 0.25
+    )
+    assert report.signal(4).share.value == 0.25 and report.signal(2).share.value == pytest.approx(
+        0.5 / 4
+    )
     bars = [(bar.label, bar.prompts) for bar in report.histogram]
     assert bars == [("never", 2), ("1 of 4", 1), ("2 of 4", 0), ("3 of 4", 0), ("always", 1)]
     assert (report.prompts, report.left_out, report.rollouts, report.n) == (4, 0, 16, 4)
@@ -41,8 +47,12 @@ def test_every_prompt_has_one_bar() -> None:
 def test_many_rollouts_fall_into_eighths() -> None:
     bars = histogram(np.array([0, 2, 3, 15, 16]), np.full(5, 16), 16)
     assert [(bar.label, bar.prompts) for bar in bars if bar.prompts] == [
-        ("never", 1), ("up to 0.125", 1), ("up to 0.25", 1), ("below 1", 1), ("always", 1),
-    ]  # fmt: skip
+        ("never", 1),
+        ("up to 0.125", 1),
+        ("up to 0.25", 1),
+        ("below 1", 1),
+        ("always", 1),
+    ]
 
 
 def test_unjudged_rollouts_count_for_nothing() -> None:
@@ -70,7 +80,9 @@ def test_json_holds_no_infinities(right: list[int]) -> None:
 
 
 def test_the_same_probe_says_the_same() -> None:
-    assert report_of([0, 1, 2, 3, 4, 0, 0], 4, group=8) == report_of([0, 1, 2, 3, 4, 0, 0], 4, group=8)
+    assert report_of([0, 1, 2, 3, 4, 0, 0], 4, group=8) == report_of(
+        [0, 1, 2, 3, 4, 0, 0], 4, group=8
+    )
 
 
 class Echo:
@@ -79,17 +91,26 @@ class Echo:
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None]) -> list[Rollout]:
+    def generate(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None]
+    ) -> list[Rollout]:
         self.requests += requests
         on_progress(sum(r.n for r in requests))
         return [
             Rollout(
-                prompt_id=r.prompt_id, group_id=r.group_id, index=i, phase=r.phase, sampling=r.sampling, length=3,
-                finish="stop", first_version=0, last_version=0,
+                prompt_id=r.prompt_id,
+                group_id=r.group_id,
+                index=i,
+                phase=r.phase,
+                sampling=r.sampling,
+                length=3,
+                finish="stop",
+                first_version=0,
+                last_version=0,
             )
             for r in requests
             for i in range(r.n)
-        ]  # fmt: skip
+        ]
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         return [replace(r, verdict="right" if r.index == 0 else "wrong") for r in rollouts]
@@ -125,18 +146,27 @@ def test_few_prompts_with_signal_ask_for_screening() -> None:
 
 def test_most_prompts_with_signal_ask_for_nothing_special() -> None:
     report = report_of(MIDDLING, 8, group=8)
-    assert report.suggestions[0].startswith("Use uniform: 90%") and 'name = "uniform"' in report.recipe
+    assert (
+        report.suggestions[0].startswith("Use uniform: 90%") and 'name = "uniform"' in report.recipe
+    )
 
 
 def test_dapo_in_between() -> None:
     """Half of the prompts are always solved, the others clearly in the middle: screening saves little."""
     report = report_of([4] * 60 + [8] * 40, 8, group=4)
-    assert report.suggestions[0].startswith("Use dapo: ") and "not surely be cheaper" in report.suggestions[0]
+    assert (
+        report.suggestions[0].startswith("Use dapo: ")
+        and "not surely be cheaper" in report.suggestions[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("right", "words"),
-    [([0] * 120, "Not one of 960"), ([8] * 120, "harder prompts"), ([0, 8] * 60, "Take prompts in between")],
+    [
+        ([0] * 120, "Not one of 960"),
+        ([8] * 120, "harder prompts"),
+        ([0, 8] * 60, "Take prompts in between"),
+    ],
 )
 def test_where_nothing_helps_it_says_so(right: list[int], words: str) -> None:
     report = report_of(right, 8, group=16)
@@ -150,7 +180,10 @@ def test_scarce_signal_and_far_extrapolation_are_said() -> None:
 
 def test_limits() -> None:
     roomy = report_of(MIDDLING, 8, group=8, limit=1024)
-    assert "A limit of 208 tokens loses under 2%" in " ".join(roomy.suggestions) and "max_tokens = 208" in roomy.recipe
+    assert (
+        "A limit of 208 tokens loses under 2%" in " ".join(roomy.suggestions)
+        and "max_tokens = 208" in roomy.recipe
+    )
     tight = report_of(MIDDLING, 8, group=8, limit=200, wrong_length=200, right_length=180)
     assert "Raise --max-tokens: 50% of the responses were cut at 200" in " ".join(tight.suggestions)
     assert "max_tokens" not in tight.recipe
@@ -177,13 +210,20 @@ def drawn_report(rates: np.ndarray, n: int, group: int) -> ProbeReport:
     prompts = [Prompt(id=str(i), text="x", answer="1", task="t") for i in range(rates.size)]
     rollouts = [
         Rollout(
-            prompt_id=str(i), group_id=i, index=k, phase="probe", sampling=Sampling(max_tokens=1024),
-            length=int(rng.integers(20, 1000)), finish="stop", first_version=0, last_version=0,
+            prompt_id=str(i),
+            group_id=i,
+            index=k,
+            phase="probe",
+            sampling=Sampling(max_tokens=1024),
+            length=int(rng.integers(20, 1000)),
+            finish="stop",
+            first_version=0,
+            last_version=0,
             verdict="right" if rng.random() < rate else "wrong",
         )
         for i, rate in enumerate(rates)
         for k in range(n)
-    ]  # fmt: skip
+    ]
     return probe_report(prompts, rollouts, n=n, limit=1024, group=group)
 
 
@@ -214,7 +254,9 @@ def test_fits_80_columns_and_nothing_is_cut_off(name: str, n: int, group: int) -
 def test_only_some_screens_and_the_cheapest_get_a_line() -> None:
     report = drawn_report(RATES["hard"], 16, 32)
     best = cheapest(report.spendings)
-    assert best is not None and len(report.spendings) == 3 + 15, "uniform, dapo, cures, and a screen of 2 to 16"
+    assert best is not None and len(report.spendings) == 3 + 15, (
+        "uniform, dapo, cures, and a screen of 2 to 16"
+    )
     lines = [int(found) for found in re.findall(r"^\s*speed (\d+)\s", shown(report), re.M)]
     assert sorted(lines) == sorted({2, 3, 4, 6, 8, 12, 16, best.screen})
 
@@ -225,7 +267,10 @@ def test_a_price_is_a_share_of_that_of_uniform() -> None:
     (cures,) = (each for each in report.spendings if each.curriculum == "cures")
     line = next(line for line in shown(report).splitlines() if line.startswith("cures"))
     assert "of uniform's" in shown(report) and "cheaper by" not in shown(report)
-    assert f"{1 / cures.saving.value:.2f} ({1 / cures.saving.high:.2f}–{1 / cures.saving.low:.2f})" in line
+    assert (
+        f"{1 / cures.saving.value:.2f} ({1 / cures.saving.high:.2f}–{1 / cures.saving.low:.2f})"
+        in line
+    )
 
 
 def test_says_what_the_report_says() -> None:

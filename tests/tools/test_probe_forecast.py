@@ -26,7 +26,9 @@ from whet.tools.forecast import (
 ONCE = np.ones((1, 5))
 
 
-@pytest.mark.parametrize(("n", "right", "size"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 2), (5, 4, 5), (8, 3, 1)])
+@pytest.mark.parametrize(
+    ("n", "right", "size"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 2), (5, 4, 5), (8, 3, 1)]
+)
 def test_mixed_is_the_share_of_mixed_subsets(n: int, right: int, size: int) -> None:
     subsets = list(itertools.combinations([True] * right + [False] * (n - right), size))
     share = sum(any(s) and not all(s) for s in subsets) / len(subsets)
@@ -34,7 +36,8 @@ def test_mixed_is_the_share_of_mixed_subsets(n: int, right: int, size: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("p", "size", "accepted"), [(0.1, 4, 0.3438), (0.25, 4, 0.6796875), (0.5, 2, 0.5), (0.1, 8, 0.569533)]
+    ("p", "size", "accepted"),
+    [(0.1, 4, 0.3438), (0.25, 4, 0.6796875), (0.5, 2, 0.5), (0.1, 8, 0.569533)],
 )
 def test_mixed_is_unbiased(p: float, size: int, accepted: float) -> None:
     """Its mean over binomial counts is 1 - p^m - (1-p)^m; the numbers are SPEED's chances to accept."""
@@ -48,8 +51,12 @@ def test_mixed_says_nothing_of_more_than_was_judged() -> None:
     assert np.isnan(mixed(np.array([1, 1]), np.array([3, 4]), 4)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(("often", "a", "b"), [((1, 1, 1, 1, 1), 1.0, 1.0), ((1, 2, 3, 4, 5), 2.0, 1.0)])
-def test_fit_finds_what_the_counts_follow_exactly(often: tuple[int, ...], a: float, b: float) -> None:
+@pytest.mark.parametrize(
+    ("often", "a", "b"), [((1, 1, 1, 1, 1), 1.0, 1.0), ((1, 2, 3, 4, 5), 2.0, 1.0)]
+)
+def test_fit_finds_what_the_counts_follow_exactly(
+    often: tuple[int, ...], a: float, b: float
+) -> None:
     """With 4 rollouts Beta(1, 1) gives every count alike, Beta(2, 1) in proportion to 1 + c."""
     fit = fit_beta(np.arange(5), np.full(5, 4), np.array([often], dtype=float))
     assert (fit.a[0], fit.b[0]) == (pytest.approx(a, abs=1e-4), pytest.approx(b, abs=1e-4))
@@ -80,7 +87,9 @@ def test_fit_of_many_resamples_is_each_by_itself() -> None:
     weights = np.array([[1, 1, 1, 1, 1], [2, 0, 1, 2, 0], [5, 0, 0, 0, 0]], dtype=float)
     together = fit_beta(right, judged, weights)
     for i in range(2):
-        assert together.a[i] == pytest.approx(fit_beta(right, judged, weights[i : i + 1]).a[0], rel=1e-4)
+        assert together.a[i] == pytest.approx(
+            fit_beta(right, judged, weights[i : i + 1]).a[0], rel=1e-4
+        )
     assert np.isnan(together.a[2])  # not one right
 
 
@@ -133,7 +142,12 @@ def test_fit_foretells_larger_groups() -> None:
 
 
 def test_a_few_unjudged_rollouts_do_not_lower_what_is_counted() -> None:
-    for judged, n in (([8, 8, 8, 7, 2], 8), ([8, 7, 7, 7, 7], 7), ([8, 8, 7, 8], 8), ([8, 6, 7, 7], 7)):
+    for judged, n in (
+        ([8, 8, 8, 7, 2], 8),
+        ([8, 7, 7, 7, 7], 7),
+        ([8, 8, 7, 8], 8),
+        ([8, 6, 7, 7], 7),
+    ):
         assert SignalCurve(np.zeros(len(judged)), np.array(judged), ONCE).n == n
 
 
@@ -150,7 +164,11 @@ def test_a_lower_limit_by_hand() -> None:
     _, rollouts = probed([2, 2], 4, limit=512, wrong_length=512)
     rows = limit_rows(rollouts, 512)
     assert [row.limit for row in rows] == [64, 128, 192, 256, 320, 384, 448, 512]
-    assert rows[0].cut == 1.0 and rows[0].right_lost == 1.0 and rows[0].tokens == pytest.approx(64 * 8 / (4 * 612))
+    assert (
+        rows[0].cut == 1.0
+        and rows[0].right_lost == 1.0
+        and rows[0].tokens == pytest.approx(64 * 8 / (4 * 612))
+    )
     assert rows[1].cut == 0.5 and rows[1].right_lost == 0.0
     assert rows[-1].cut == 0.5 and rows[-1].tokens == 1.0
 
@@ -163,7 +181,8 @@ def test_a_response_that_ends_at_the_limit_is_not_cut() -> None:
 
 
 def test_enough_loses_few_right_responses_and_cuts_few_of_all() -> None:
-    assert enough(probed([8] * 10, 8, limit=640, right_length=101)[1], 640) == 110  # the first 64th of 640 from 101 on
+    # the first 64th of 640 from 101 on
+    assert enough(probed([8] * 10, 8, limit=640, right_length=101)[1], 640) == 110
     assert enough(probed([4] * 10, 8, limit=640, right_length=101, wrong_length=301)[1], 640) == 310
     assert enough(probed([4] * 10, 8, limit=640, right_length=101, wrong_length=640)[1], 640) == 640
     assert enough(probed([1] * 10, 8)[1], 512) is None  # ten right ones are too few
@@ -185,13 +204,18 @@ def test_prices_by_hand() -> None:
     assert uniform.tokens.value == 8 * 75 == dapo.tokens.value
     assert dapo.trained.value == 4 and dapo.saving.value == 1.0
     assert two.prompts.value == pytest.approx(3) and two.rollouts.value == pytest.approx(3 * 2 + 2)
-    assert two.tokens.value == pytest.approx(3 * 2 * 75 + 2 * 50)  # the accepted prompts answer in 50
-    assert three.rollouts.value == pytest.approx(2 * 3 + 1) and three.tokens.value == pytest.approx(500)
+    # the accepted prompts answer in 50
+    assert two.tokens.value == pytest.approx(3 * 2 * 75 + 2 * 50)
+    assert three.rollouts.value == pytest.approx(2 * 3 + 1) and three.tokens.value == pytest.approx(
+        500
+    )
     assert three.saving.value == pytest.approx(600 / 500)
     assert cheapest(list(found.values())) == three
 
 
-@pytest.mark.parametrize(("p", "speed", "dapo"), [(0.5, 24.57, 24.0), (0.1, 31.63, 26.08), (0.02, 71.5, 62.5)])
+@pytest.mark.parametrize(
+    ("p", "speed", "dapo"), [(0.5, 24.57, 24.0), (0.1, 31.63, 26.08), (0.02, 71.5, 62.5)]
+)
 def test_per_prompt_that_has_a_chance_speed_costs_more(p: float, speed: float, dapo: float) -> None:
     """SPEED's own setting, 4 + 20 rollouts, all prompts at p: it wins only by dropping hopeless prompts."""
     counts = np.arange(25)
@@ -202,13 +226,23 @@ def test_per_prompt_that_has_a_chance_speed_costs_more(p: float, speed: float, d
 
 
 def test_hopeless_prompts_are_what_speed_saves_on() -> None:
-    few = by_name(spendings(SignalCurve(np.array([0] * 9 + [4]), np.full(10, 8), resamples(10)), np.full(10, 1.0), 8))
-    many = by_name(spendings(SignalCurve(np.array([4] * 10), np.full(10, 8), resamples(10)), np.full(10, 1.0), 8))
+    few = by_name(
+        spendings(
+            SignalCurve(np.array([0] * 9 + [4]), np.full(10, 8), resamples(10)), np.full(10, 1.0), 8
+        )
+    )
+    many = by_name(
+        spendings(
+            SignalCurve(np.array([4] * 10), np.full(10, 8), resamples(10)), np.full(10, 1.0), 8
+        )
+    )
     assert few["speed", 4].saving.value > 1.7 and many["speed", 4].saving.value < 1.0
 
 
 def test_nothing_useful_costs_without_end() -> None:
-    found = spendings(SignalCurve(np.zeros(6, int), np.full(6, 4), resamples(6)), np.full(6, 10.0), 8)
+    found = spendings(
+        SignalCurve(np.zeros(6, int), np.full(6, 4), resamples(6)), np.full(6, 10.0), 8
+    )
     assert all(math.isinf(s.tokens.value) for s in found) and cheapest(found) is None
 
 
@@ -230,7 +264,11 @@ def test_ranges_hold_the_value_repeat_and_narrow() -> None:
 
 def test_a_range_may_reach_to_never() -> None:
     """One useful prompt of eight: a third of the resamples miss it."""
-    found = by_name(spendings(SignalCurve(np.array([2] + [0] * 7), np.full(8, 4), resamples(8)), np.full(8, 1.0), 4))
+    found = by_name(
+        spendings(
+            SignalCurve(np.array([2] + [0] * 7), np.full(8, 4), resamples(8)), np.full(8, 1.0), 4
+        )
+    )
     assert math.isfinite(found["dapo", 0].tokens.value) and math.isinf(found["dapo", 0].tokens.high)
 
 
@@ -239,7 +277,12 @@ def test_cures_pays_the_full_price_where_all_prompts_are_alike() -> None:
     rates, lengths = np.full(50, 0.5), np.full(50, 10.0)
     play = play_cures(rates, lengths, groups=10, rollouts=16, updates=1, tau=0.05, seed=0)
     assert (play.groups, play.rollouts, play.tokens) == (10, 160, 1600) and play.useful >= 9
-    assert play_cures(np.zeros(50), lengths, groups=10, rollouts=16, updates=8, tau=0.05, seed=0).useful == 0
+    assert (
+        play_cures(
+            np.zeros(50), lengths, groups=10, rollouts=16, updates=8, tau=0.05, seed=0
+        ).useful
+        == 0
+    )
 
 
 def test_cures_comes_back_to_what_it_found() -> None:

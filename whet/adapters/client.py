@@ -25,7 +25,8 @@ from whet.types import Batch, Clock, Group, Prompt, Report, Request, Rollout, fi
 PIECE = 4_000  # rollouts per call of `observe`; more might exceed a body
 LIMIT = 16 * 2**20  # bytes of a body
 SECONDS = 30.0  # for one request
-CALLS = ("plan", "observe", "emit", "updated", "load_state_dict")  # numbered: they change the curriculum
+# numbered: they change the curriculum
+CALLS = ("plan", "observe", "emit", "updated", "load_state_dict")
 QUESTIONS = ("hello", "holds", "waits", "metrics", "state_dict", "prompts")  # these do not
 
 
@@ -44,8 +45,11 @@ class RemoteCurriculum:
         except ValueError:  # a port that is no number or too large, or half an IPv6 address
             host = port = None
         if not host or not port:
-            raise WhetError(f'"{url}" is no address of a curriculum; it looks like http://127.0.0.1:8377.')
-        self.url, self.patience = f"http://{parts.netloc}", patience
+            raise WhetError(
+                f'"{url}" is no address of a curriculum; it looks like http://127.0.0.1:8377.'
+            )
+        self.url = f"http://{parts.netloc}"
+        self.patience = patience
         self._address = (host, port)
         self._headers = {"Content-Type": "application/json"}
         if token:
@@ -59,23 +63,38 @@ class RemoteCurriculum:
 
     def plan(self, clock: Clock) -> list[Request]:
         asked = self._call("plan", clock=fields_of(clock))
-        return [Request(**{**one, "sampling": types.sampling_from_json(one["sampling"])}) for one in asked]
+        return [
+            Request(**{**one, "sampling": types.sampling_from_json(one["sampling"])})
+            for one in asked
+        ]
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         for first in range(0, max(1, len(rollouts)), PIECE):
-            self._call("observe", rollouts=[types.rollout_to_json(r) for r in rollouts[first : first + PIECE]])
+            self._call(
+                "observe",
+                rollouts=[types.rollout_to_json(r) for r in rollouts[first : first + PIECE]],
+            )
 
     def emit(self, clock: Clock) -> Batch | None:
         if (batch := self._call("emit", clock=fields_of(clock))) is None:
             return None
         read = types.rollout_from_json
-        groups = tuple(Group(**{**g, "rollouts": tuple(map(read, g["rollouts"]))}) for g in batch["groups"])
+        groups = tuple(
+            Group(**{**g, "rollouts": tuple(map(read, g["rollouts"]))}) for g in batch["groups"]
+        )
         return Batch(**{**batch, "groups": groups})
 
     def updated(self, clock: Clock, report: Report) -> None:
         found = report.signals.items()
-        signals = [[*key, {name: to_json(value) for name, value in values.items()}] for key, values in found]
-        self._call("updated", clock=fields_of(clock), report={"metrics": dict(report.metrics), "signals": signals})
+        signals = [
+            [*key, {name: to_json(value) for name, value in values.items()}]
+            for key, values in found
+        ]
+        self._call(
+            "updated",
+            clock=fields_of(clock),
+            report={"metrics": dict(report.metrics), "signals": signals},
+        )
 
     def holds(self) -> set[int]:
         return set(self._ask("holds"))
@@ -94,7 +113,10 @@ class RemoteCurriculum:
 
     def prompts(self, ids: Sequence[str]) -> list[Prompt]:
         """The training prompts with these ids, as the server's recipe reads them."""
-        return [Prompt(**{**p, "messages": tuple(p["messages"])}) for p in self._ask("prompts", ids=list(ids))]
+        return [
+            Prompt(**{**p, "messages": tuple(p["messages"])})
+            for p in self._ask("prompts", ids=list(ids))
+        ]
 
     # HTTP
 
@@ -118,8 +140,11 @@ class RemoteCurriculum:
         body = json.dumps(args).encode()
         if len(body) > LIMIT:
             size = f"{len(body) / 2**20:.0f} MB"
-            raise WhetError(f"The call {name} has {size}, and the server takes at most {LIMIT >> 20} MB.")
-        until, pause = time.monotonic() + self.patience, 0.02
+            raise WhetError(
+                f"The call {name} has {size}, and the server takes at most {LIMIT >> 20} MB."
+            )
+        until = time.monotonic() + self.patience
+        pause = 0.02
         while True:
             try:
                 status, data = self._post(f"/{name}", body)
@@ -128,13 +153,17 @@ class RemoteCurriculum:
                 self.close()
                 if time.monotonic() + pause > until:
                     why = f"{type(error).__name__}: {error}".rstrip(": ")
-                    raise WhetError(f"The curriculum at {self.url} does not answer ({why}).") from None
+                    raise WhetError(
+                        f"The curriculum at {self.url} does not answer ({why})."
+                    ) from None
                 time.sleep(pause)
                 pause = min(1.0, 1.5 * pause)
         if status == 200:
             return data["answer"]
         kind = Starved if data.get("starved") else WhetError
-        raise kind(str(data.get("error", f"The curriculum at {self.url} answered with status {status}.")))
+        raise kind(
+            str(data.get("error", f"The curriculum at {self.url} answered with status {status}."))
+        )
 
     def _post(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         if self._connection is None:
@@ -156,9 +185,13 @@ class RemoteCurriculum:
 
 def check_outcome(where: str, outcome: Any) -> None:
     """Refuse what no rollout has, since a misspelt verdict would count as wrong. `outcome` comes from a trainer."""
-    length, verdict, finish = outcome.length, outcome.verdict, outcome.finish
+    length = outcome.length
+    verdict = outcome.verdict
+    finish = outcome.finish
     if length < 0 or verdict not in get_args(types.Verdict) or finish not in get_args(types.Finish):
-        raise WhetError(f"{where} cannot have length = {length}, verdict = {verdict!r} and finish = {finish!r}.")
+        raise WhetError(
+            f"{where} cannot have length = {length}, verdict = {verdict!r} and finish = {finish!r}."
+        )
 
 
 def perform(curriculum: Any, call: str, args: Mapping[str, Any]) -> Any:
@@ -172,13 +205,23 @@ def perform(curriculum: Any, call: str, args: Mapping[str, Any]) -> Any:
             check_outcome(f"Rollout {rollout.index} of group {rollout.group_id}", rollout)
         curriculum.observe(rollouts)
     elif call == "emit":
-        batch, write = curriculum.emit(Clock(**args["clock"])), types.rollout_to_json
-        groups = [fields_of(g) | {"rollouts": [*map(write, g.rollouts)]} for g in batch.groups] if batch else []
+        batch = curriculum.emit(Clock(**args["clock"]))
+        write = types.rollout_to_json
+        groups = (
+            [fields_of(g) | {"rollouts": [*map(write, g.rollouts)]} for g in batch.groups]
+            if batch
+            else []
+        )
         return fields_of(batch) | {"groups": groups} if batch else None
     elif call == "updated":
         told = args["report"]
-        found = ((g, i, {name: from_json(v) for name, v in values.items()}) for g, i, values in told.get("signals", ()))
-        report = Report(metrics=told.get("metrics", {}), signals={(g, i): values for g, i, values in found})
+        found = (
+            (g, i, {name: from_json(v) for name, v in values.items()})
+            for g, i, values in told.get("signals", ())
+        )
+        report = Report(
+            metrics=told.get("metrics", {}), signals={(g, i): values for g, i, values in found}
+        )
         curriculum.updated(Clock(**args["clock"]), report)
     else:
         curriculum.load_state_dict(args["state"])

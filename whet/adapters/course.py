@@ -25,7 +25,8 @@ from whet.rollout.base import RolloutStore
 from whet.tasks.base import PromptTable, problem_hash
 from whet.types import Batch, Clock, Group, Key, Report, Rollout, Sampling
 
-STATE, TRACES = "whet.json", "whet.npz"
+STATE = "whet.json"
+TRACES = "whet.npz"
 EPS = 1e-4  # TRL adds this to a standard deviation
 
 
@@ -34,12 +35,17 @@ EPS = 1e-4  # TRL adds this to a standard deviation
 
 class Row(NamedTuple):
     rollout: Rollout
-    group: int  # which group of the batch; -1 for a row that only fills the batch and weighs nothing
+    # which group of the batch; -1 for a row that only fills the batch and weighs nothing
+    group: int
 
 
 def rows_of(batch: Batch, multiple: int) -> list[Row]:
     """The judged rollouts, group after group, and rows of weight 0 up to a multiple, since TRL cuts equal slices."""
-    rows = [Row(rollout, number) for number, group in enumerate(batch.groups) for rollout in group.judged]
+    rows = [
+        Row(rollout, number)
+        for number, group in enumerate(batch.groups)
+        for rollout in group.judged
+    ]
     spare = rows[-1].rollout if rows else batch.groups[0].rollouts[0]
     missing = -len(rows) % multiple if rows else multiple
     return rows + [Row(replace(spare, terms={}), -1)] * missing
@@ -55,7 +61,9 @@ def row_factors(groups: Sequence[Group], rows: int, by_row: bool) -> list[float]
     """
     weights = [1.0 / len(groups) if group.weight is None else group.weight for group in groups]
     if by_row:
-        return [w * rows / max(1, len(group.judged)) for w, group in zip(weights, groups, strict=True)]
+        return [
+            w * rows / max(1, len(group.judged)) for w, group in zip(weights, groups, strict=True)
+        ]
     tokens = [sum(rollout.length for rollout in group.judged) for group in groups]
     weighed = sum(w * t for w, t in zip(weights, tokens, strict=True))
     return [w * sum(tokens) / weighed if weighed else 0.0 for w in weights]
@@ -86,21 +94,33 @@ class Course(Saved):
 
     state_names = ("digest", "rounds", "tokens", "rollouts", "curriculum")
 
-    def __init__(self, data: Any, settings: config.CurriculumSettings, sampling: Sampling, seed: int) -> None:
+    def __init__(
+        self, data: Any, settings: config.CurriculumSettings, sampling: Sampling, seed: int
+    ) -> None:
         self.data, self.ids = data, prompt_ids(data)
         self.places = {name: place for place, name in enumerate(self.ids)}
-        columns = {name: data[name] if name in data.column_names else () for name in ("level", "task")}
-        texts = [p if isinstance(p, str) else "".join(str(turn["content"]) for turn in p) for p in data["prompt"]]
+        columns = {
+            name: data[name] if name in data.column_names else () for name in ("level", "task")
+        }
+        texts = [
+            p if isinstance(p, str) else "".join(str(turn["content"]) for turn in p)
+            for p in data["prompt"]
+        ]
         facts = Facts(
             ids=self.ids,
-            levels=[level if isinstance(level, int | float) else None for level in columns["level"]],
+            levels=[
+                level if isinstance(level, int | float) else None for level in columns["level"]
+            ],
             characters=[len(text) for text in texts],
             tasks=[str(task) for task in columns["task"]],
         )
         self.curriculum: Any = build_curriculum(settings, facts=facts, sampling=sampling, seed=seed)
         self.store = RolloutStore()
-        self.digest = problem_hash("course", settings.model_dump_json(exclude={"groups"}), "\n".join(self.ids))
-        self.rounds = self.tokens = self.rollouts = 0  # rounds: batches emitted, which is the policy's version here
+        self.digest = problem_hash(
+            "course", settings.model_dump_json(exclude={"groups"}), "\n".join(self.ids)
+        )
+        # rounds: batches emitted, which is the policy's version here
+        self.rounds = self.tokens = self.rollouts = 0
         self.groups, self.progress = settings.groups, 0.0  # for the clock
         self.extras: dict[Key, dict[str, Any]] = {}  # what reward functions wrote by log_extra
 
@@ -109,8 +129,12 @@ class Course(Saved):
 
     @property
     def clock(self) -> Clock:
-        now, groups, tokens = self.rounds, self.groups, self.tokens
-        return Clock(step=now, version=now, groups=groups, free=None, tokens=tokens, progress=self.progress)
+        now = self.rounds
+        groups = self.groups
+        tokens = self.tokens
+        return Clock(
+            step=now, version=now, groups=groups, free=None, tokens=tokens, progress=self.progress
+        )
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         self.rollouts += len(rollouts)
@@ -126,7 +150,9 @@ class Course(Saved):
         self.extras = {key: extra for key, extra in self.extras.items() if key[0] in held}
 
     def save(self, folder: Path) -> None:
-        write_with(folder / TRACES, lambda path: np.savez(path, allow_pickle=False, **self.store.arrays()))
+        write_with(
+            folder / TRACES, lambda path: np.savez(path, allow_pickle=False, **self.store.arrays())
+        )
         write_text(folder / STATE, json.dumps(self.state_dict()))
 
     def load(self, folder: Path) -> None:
@@ -140,7 +166,9 @@ class Course(Saved):
                 f"{missing.filename} is missing; a checkpoint of stock TRL has no curriculum."
             ) from None
         except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as broken:
-            raise WrongArgument(f"The curriculum's state in {folder} cannot be read ({broken!r}).") from None
+            raise WrongArgument(
+                f"The curriculum's state in {folder} cannot be read ({broken!r})."
+            ) from None
         if digest != self.digest:
             refuse_state(f"for other prompts or another curriculum ({folder / STATE})")
         self.load_state_dict(state)
@@ -152,21 +180,35 @@ def prompt_ids(data: Any) -> Sequence[str]:
     if "prompt" not in data.column_names:
         raise WrongArgument('The training data has no column "prompt".')
     if "id" not in data.column_names:
-        return PromptTable(list(data["prompt"]), [""] * len(data), "trl", origin="The training data").ids
+        return PromptTable(
+            list(data["prompt"]), [""] * len(data), "trl", origin="The training data"
+        ).ids
     if None in (given := list(data["id"])):
-        raise WrongArgument(f'Row {given.index(None)} of the training data has no id; fill the column "id" or drop it.')
+        raise WrongArgument(
+            f'Row {given.index(None)} of the training data has no id; fill the column "id" or drop it.'
+        )
     return [str(name) for name in given]
 
 
-def with_reward(rollout: Rollout, terms: Mapping[str, float], total: float, pass_at: float) -> Rollout:
+def with_reward(
+    rollout: Rollout, terms: Mapping[str, float], total: float, pass_at: float
+) -> Rollout:
     """The rollout with its verdict; without any term (every reward function gave None) it stays unjudged."""
     if not terms:
         return rollout
     score = min(1.0, max(0.0, total))
-    return replace(rollout, terms=terms, score=score, reward=total, verdict="right" if total >= pass_at else "wrong")
+    return replace(
+        rollout,
+        terms=terms,
+        score=score,
+        reward=total,
+        verdict="right" if total >= pass_at else "wrong",
+    )
 
 
-def parts(items: Sequence[Any], size: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Any, Any]]:
+def parts(
+    items: Sequence[Any], size: int, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Any, Any]]:
     """Slices of at most size * world items, in order, each with the share of this rank. Every rank has as many, by
     repeats of the last item, since some calls of TRL are collective."""
     for start in range(0, len(items), size * world):

@@ -49,7 +49,8 @@ class Finished:
     verdict: Verdict
     reward: float | None = None  # None: 1 if right, 0 if wrong
     finish: Finish = "stop"
-    first_version: int | None = None  # of the policy that wrote its first token; None: the version of its order
+    # of the policy that wrote its first token; None: the version of its order
+    first_version: int | None = None
     last_version: int | None = None  # of the last token; None: the present version
 
 
@@ -84,14 +85,36 @@ class Desk(Saved):
     running rollouts (`Clock.cut`), which are then reported with finish = "cut".
     """
 
-    state_names = ("curriculum", "step", "tokens", "queue", "errands", "batch", "taken", "starved", "moved")
+    state_names = (
+        "curriculum",
+        "step",
+        "tokens",
+        "queue",
+        "errands",
+        "batch",
+        "taken",
+        "starved",
+        "moved",
+    )
 
     def __init__(
-        self, curriculum: Curriculum, *, groups: int, slots: int | None = None, steps: int = 0, cut: bool = False
+        self,
+        curriculum: Curriculum,
+        *,
+        groups: int,
+        slots: int | None = None,
+        steps: int = 0,
+        cut: bool = False,
     ):
         if groups < 1 or (slots is not None and slots < 1):
-            raise WhetError(f"A desk needs one group and one slot or more, not groups = {groups} and slots = {slots}.")
-        self.curriculum, self.groups, self.slots, self.steps, self.cut = curriculum, groups, slots, steps, cut
+            raise WhetError(
+                f"A desk needs one group and one slot or more, not groups = {groups} and slots = {slots}."
+            )
+        self.curriculum = curriculum
+        self.groups = groups
+        self.slots = slots
+        self.steps = steps
+        self.cut = cut
         self.step = self.tokens = 0  # updates, and tokens that were reported
         self.queue: list[Request] = []  # first requests of groups, not begun yet
         self.errands: dict[str, Errand] = {}  # by uid, in the order in which they were begun
@@ -132,7 +155,8 @@ class Desk(Saved):
 
     def report(self, outcomes: Sequence[Finished]) -> dict[str, Answer]:
         """Take note of finished rollouts, of one group or of several, and say what becomes of each of these groups."""
-        rollouts = [self._rollout(outcome) for outcome in outcomes]  # refuses before anything has changed
+        # refuses before anything has changed
+        rollouts = [self._rollout(outcome) for outcome in outcomes]
         if len({rollout.key for rollout in rollouts}) < len(rollouts):
             raise WhetError("A rollout is reported twice in one call.")
         for outcome in outcomes:
@@ -161,7 +185,9 @@ class Desk(Saved):
         `rollouts` name by `index` which of them train: unjudged ones do not.
         """
         if self.taken:
-            raise WhetError("The batch that was taken last is in training; call updated() before the next take().")
+            raise WhetError(
+                "The batch that was taken last is in training; call updated() before the next take()."
+            )
         self._turn()
         if self.starved:
             raise Starved(self.starved)
@@ -179,7 +205,10 @@ class Desk(Saved):
         """
         if not self.taken:
             raise WhetError("There is no batch in training: updated() comes after take().")
-        self.step, self.batch, self.taken, self.moved = self.step + 1, None, False, True
+        self.step = self.step + 1
+        self.batch = None
+        self.taken = False
+        self.moved = True
         self.curriculum.updated(self.clock, report or Report(metrics={}))
         self._look()
 
@@ -193,7 +222,9 @@ class Desk(Saved):
 
     def holds(self) -> set[str]:
         """The uids of groups that may still train; the texts of all others can be freed."""
-        return {uid for uid, errand in self.errands.items() if errand.request.group_id in self._kept}
+        return {
+            uid for uid, errand in self.errands.items() if errand.request.group_id in self._kept
+        }
 
     def metrics(self) -> dict[str, float]:
         running = sum(len(errand.left) for errand in self.errands.values())
@@ -210,13 +241,19 @@ class Desk(Saved):
     @property
     def _running(self) -> int:
         """Rollouts that were requested and have not come, ordered or not."""
-        begun = sum(len(errand.left) + errand.more * errand.request.n for errand in self.errands.values())
+        begun = sum(
+            len(errand.left) + errand.more * errand.request.n for errand in self.errands.values()
+        )
         return begun + sum(request.n for request in self.queue)
 
     @property
     def _kept(self) -> set[int]:
         """Groups that may still train, those of the present batch among them."""
-        return self._held | {group.group_id for group in self.batch.groups} if self.batch else self._held
+        return (
+            self._held | {group.group_id for group in self.batch.groups}
+            if self.batch
+            else self._held
+        )
 
     def _turn(self) -> None:
         """Emit, and plan while the batch is not full, as the loop of a trainer does after every observe."""
@@ -228,8 +265,11 @@ class Desk(Saved):
                 self.starved = str(error)
             if self.batch is None and not self.starved:
                 self._plan()
-                self.moved, rounds = self._running == 0, rounds + 1  # if nothing runs the next emit or plan finds a way
-                self.starved = "The curriculum asks for nothing and emits nothing." if rounds == 4 else ""
+                # if nothing runs the next emit or plan finds a way
+                self.moved, rounds = self._running == 0, rounds + 1
+                self.starved = (
+                    "The curriculum asks for nothing and emits nothing." if rounds == 4 else ""
+                )
         self._look()
 
     def _plan(self) -> None:
@@ -238,7 +278,8 @@ class Desk(Saved):
             if (errand := begun.get(request.group_id)) is None:
                 self.queue.append(request)
             else:
-                errand.request, errand.more = request, True
+                errand.request = request
+                errand.more = True
 
     def _look(self) -> None:
         """See which groups wait and which are held. A request of a group that was dropped before its rollouts were
@@ -251,15 +292,26 @@ class Desk(Saved):
                 gone.append(errand.request)
                 errand.more = False
         if gone:
-            cut: dict[str, Any] = {"length": 0, "finish": "cut", "first_version": self.step, "last_version": self.step}
-            lost = [Rollout.of(request, request.first_index + i, **cut) for request in gone for i in range(request.n)]
+            cut: dict[str, Any] = {
+                "length": 0,
+                "finish": "cut",
+                "first_version": self.step,
+                "last_version": self.step,
+            }
+            lost = [
+                Rollout.of(request, request.first_index + i, **cut)
+                for request in gone
+                for i in range(request.n)
+            ]
             self.curriculum.observe(lost)
         self._forget()
 
     def _forget(self) -> None:
         """Forget groups that are over, as the trainer knows, and that will not train."""
         kept = self._kept
-        for uid in [uid for uid, e in self.errands.items() if e.told and e.request.group_id not in kept]:
+        for uid in [
+            uid for uid, e in self.errands.items() if e.told and e.request.group_id not in kept
+        ]:
             del self.errands[uid]
 
     # Records
@@ -276,7 +328,8 @@ class Desk(Saved):
         return self._as_order(errand)
 
     def _as_order(self, errand: Errand) -> Order:
-        request, sampling = errand.request, errand.request.sampling
+        request = errand.request
+        sampling = errand.request.sampling
         return Order(
             uid=errand.uid,
             prompt_id=request.prompt_id,
@@ -288,7 +341,8 @@ class Desk(Saved):
         )
 
     def _rollout(self, outcome: Finished) -> Rollout:
-        errand, where = self._errand(outcome.uid), f'Rollout {outcome.index} of group "{outcome.uid}"'
+        errand = self._errand(outcome.uid)
+        where = f'Rollout {outcome.index} of group "{outcome.uid}"'
         if outcome.index not in errand.left:
             raise WhetError(f"{where} was not ordered, or was reported before.")
         check_outcome(where, outcome)
@@ -296,8 +350,11 @@ class Desk(Saved):
         score = None if unjudged else float(outcome.verdict == "right")
         reward = score if unjudged or outcome.reward is None else float(outcome.reward)
         if reward is not None and not math.isfinite(reward):
-            raise WhetError(f"{where} has the reward {reward}; give a finite number, or the verdict unjudged.")
-        first, last = outcome.first_version, outcome.last_version
+            raise WhetError(
+                f"{where} has the reward {reward}; give a finite number, or the verdict unjudged."
+            )
+        first = outcome.first_version
+        last = outcome.last_version
         return Rollout.of(
             errand.request,
             outcome.index,
@@ -316,21 +373,30 @@ class Desk(Saved):
 MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=whet.adapters.verl.WhetManager"
 
 
-def facts_of(extra: Sequence[Mapping[str, Any] | None], sources: Sequence[Any], prompts: Sequence[Any]) -> Facts:
+def facts_of(
+    extra: Sequence[Mapping[str, Any] | None], sources: Sequence[Any], prompts: Sequence[Any]
+) -> Facts:
     """What verl's rows say: a prompt is named by data_source and extra_info.index, and extra_info.level is its level.
 
     >>> facts_of([{"index": 7, "level": 2}], ["gsm8k"], [[{"role": "user", "content": "1+1"}]]).ids
     ['gsm8k/7']
     """
-    ids, table = dict[str, None](), [row or {} for row in extra]
+    ids = dict[str, None]()
+    table = [row or {} for row in extra]
     for row, (source, about) in enumerate(zip(sources, table, strict=True)):
         if source is None or about.get("index") is None:
-            raise WhetError(f"Row {row} of the training data has no data_source or no extra_info.index to name it.")
+            raise WhetError(
+                f"Row {row} of the training data has no data_source or no extra_info.index to name it."
+            )
         if (name := f"{source}/{about['index']}") in ids:
-            raise WhetError(f'Two rows of the training data are "{name}" by data_source and extra_info.index.')
+            raise WhetError(
+                f'Two rows of the training data are "{name}" by data_source and extra_info.index.'
+            )
         ids[name] = None
     characters = [sum(len(str(turn["content"])) for turn in turns) for turns in prompts]
-    levels = [level if isinstance(level := about.get("level"), int | float) else None for about in table]
+    levels = [
+        level if isinstance(level := about.get("level"), int | float) else None for about in table
+    ]
     return Facts(ids=list(ids), tasks=list(sources), characters=characters, levels=levels)
 
 
@@ -338,38 +404,65 @@ class VerlDesk:
     """The actor: a desk whose groups are named by tickets, and verl's uid of each."""
 
     def __init__(self, facts: Facts):
-        self.facts, self.opened, self.failure, self.count = facts, False, "", 0
+        self.facts = facts
+        self.opened = False
+        self.failure = ""
+        self.count = 0
         self.digest = hashlib.sha256("\n".join(facts.ids).encode()).hexdigest()
         self.uids: dict[str, str] = {}  # by ticket
 
     def open(self, config: Mapping[str, Any], state: Mapping[str, Any] | None) -> None:
         """Build the curriculum by verl's whole configuration, and load the state of a checkpoint."""
-        rollout, data, trainer = config["actor_rollout_ref"]["rollout"], config["data"], config["trainer"]
-        sampler, groups = trainer["v1"]["sampler"], data["train_batch_size"]
+        rollout = config["actor_rollout_ref"]["rollout"]
+        data = config["data"]
+        trainer = config["trainer"]
+        sampler = trainer["v1"]["sampler"]
+        groups = data["train_batch_size"]
         own = dict(sampler["sampler_kwargs"])
-        given, slots = own.pop("curriculum", {}), own.pop("slots", 2 * groups * rollout["n"])  # as verl's warm-up does
+        # as verl's warm-up does
+        given, slots = own.pop("curriculum", {}), own.pop("slots", 2 * groups * rollout["n"])
         if own:
-            raise WhetError(f"sampler_kwargs has curriculum and slots, but {', '.join(own)} was given.")
+            raise WhetError(
+                f"sampler_kwargs has curriculum and slots, but {', '.join(own)} was given."
+            )
         age = (sampler["max_off_policy_threshold"] or 10**6) - 1  # verl counts from 1
         given = {"name": given} if isinstance(given, str) else given
         table = {"groups": groups, "rollouts": rollout["n"], "max_age": age, **given}
-        sampling = Sampling(max_tokens=rollout["response_length"], temperature=rollout["temperature"])
-        settings, seed = parse_config({"curriculum": table}).curriculum, data.get("seed") or 0
+        sampling = Sampling(
+            max_tokens=rollout["response_length"], temperature=rollout["temperature"]
+        )
+        settings = parse_config({"curriculum": table}).curriculum
+        seed = data.get("seed") or 0
         curriculum = build_curriculum(settings, facts=self.facts, sampling=sampling, seed=seed)
         # Without a KL term no one reads the reference policy, and its reset is nothing.
-        self.reference = config["actor_rollout_ref"]["actor"]["use_kl_loss"] or config["algorithm"]["use_kl_in_reward"]
+        self.reference = (
+            config["actor_rollout_ref"]["actor"]["use_kl_loss"]
+            or config["algorithm"]["use_kl_in_reward"]
+        )
         for stage in settings.stages:  # now, and not when the stage begins
-            refuse(stage.kl_coef, stage.entropy_coef, stage.minibatches or None, stage.temperature or None)
+            refuse(
+                stage.kl_coef,
+                stage.entropy_coef,
+                stage.minibatches or None,
+                stage.temperature or None,
+            )
         for _, optimizer in resets_of(settings, sampling.max_tokens):
             self.refuse_resets(True, optimizer)
         if curriculum.needs:
-            raise WhetError(f'verl cannot compute the signal "{min(curriculum.needs)}" that this curriculum needs.')
-        steps = trainer["total_training_steps"] or len(self.facts.ids) // groups * trainer["total_epochs"]
+            raise WhetError(
+                f'verl cannot compute the signal "{min(curriculum.needs)}" that this curriculum needs.'
+            )
+        steps = (
+            trainer["total_training_steps"]
+            or len(self.facts.ids) // groups * trainer["total_epochs"]
+        )
         self.desk = Desk(curriculum, groups=settings.groups, slots=slots, steps=steps)
         self.opened = True
         if state is not None:
             if state["digest"] != self.digest:
-                raise WhetError("The checkpoint was written with other prompts; resume with the same data.")
+                raise WhetError(
+                    "The checkpoint was written with other prompts; resume with the same data."
+                )
             self.desk.load_state_dict(state["desk"])
             self.count, self.uids = state["count"], dict(state["uids"])
             self.wanted()  # the update is done
@@ -377,7 +470,12 @@ class VerlDesk:
                 self.desk.resume(ticket)
 
     def state(self) -> dict[str, Any]:
-        return {"desk": self.desk.state_dict(), "digest": self.digest, "count": self.count, "uids": self.uids}
+        return {
+            "desk": self.desk.state_dict(),
+            "digest": self.digest,
+            "count": self.count,
+            "uids": self.uids,
+        }
 
     def wanted(self) -> int:
         """Prompts that may be begun. The trainer has one thread: it asks after it has trained on what it took."""
@@ -410,7 +508,9 @@ class VerlDesk:
 
     def unfinished(self) -> tuple[dict[str, set[int]], set[str]]:
         """The sessions that a worker must go on with, by ticket, and all uids that are known."""
-        return {ticket: e.left for ticket, e in self.desk.errands.items() if not e.told}, self.known()
+        return {
+            ticket: e.left for ticket, e in self.desk.errands.items() if not e.told
+        }, self.known()
 
     def take(self, global_steps: int) -> tuple[dict[str, list[int]], dict[str, float]] | None:
         """The sessions that train, by uid, and metrics; None while the batch is not full."""
@@ -418,27 +518,42 @@ class VerlDesk:
             raise WhetError(self.failure)
         self.wanted()
         if self.desk.step != global_steps - 1:
-            raise WhetError(f"verl is at step {global_steps}, but the curriculum has seen {self.desk.step} updates.")
+            raise WhetError(
+                f"verl is at step {global_steps}, but the curriculum has seen {self.desk.step} updates."
+            )
         if (groups := self.desk.take()) is None:
             return None
         batch = self.desk.batch
         assert batch is not None
-        refuse(batch.kl_coef, batch.entropy_coef, batch.minibatches, *(group.weight for group in batch.groups))
+        refuse(
+            batch.kl_coef,
+            batch.entropy_coef,
+            batch.minibatches,
+            *(group.weight for group in batch.groups),
+        )
         self.refuse_resets(batch.reset_reference, batch.reset_optimizer)
-        trained = {self.uids[ticket]: [r.index for r in group.judged] for ticket, group in groups.items()}
+        trained = {
+            self.uids[ticket]: [r.index for r in group.judged] for ticket, group in groups.items()
+        }
         return trained, self.desk.metrics()
 
     def refuse_resets(self, reference: bool, optimizer: bool) -> None:
         if optimizer or (reference and self.reference):
-            raise WhetError("verl cannot reset the reference or the optimiser during a run; set the resets to false.")
+            raise WhetError(
+                "verl cannot reset the reference or the optimiser during a run; set the resets to false."
+            )
 
     def known(self) -> set[str]:
         """The uids of groups in work and of groups that may still train; what others have can be freed."""
-        self.uids = {ticket: uid for ticket, uid in self.uids.items() if ticket in self.desk.errands}
+        self.uids = {
+            ticket: uid for ticket, uid in self.uids.items() if ticket in self.desk.errands
+        }
         return set(self.uids.values())
 
 
 def refuse(*settings: float | None) -> None:
     """Refuse what a curriculum may set for whet's own learner."""
     if any(value is not None for value in settings):
-        raise WhetError("verl cannot change coefficients, minibatches, temperature or weights in a run; unset them.")
+        raise WhetError(
+            "verl cannot change coefficients, minibatches, temperature or weights in a run; unset them."
+        )

@@ -63,17 +63,25 @@ class Service:
 
     last: tuple[str, int, Any]  # digest, status and answer of the last call
 
-    def __init__(self, make: Callable[[], Curriculum], folder: Path, *, recipe: str = "", prompts: Any = None):
+    def __init__(
+        self, make: Callable[[], Curriculum], folder: Path, *, recipe: str = "", prompts: Any = None
+    ):
         """make: builds the curriculum anew; recipe: what it is built by; prompts: those of training, by id."""
         self.make, self.recipe, self.prompts = make, recipe, prompts or {}
-        self.state, self.calls, self.lock = folder / "state.json", folder / "calls.jsonl", threading.Lock()
+        self.state, self.calls, self.lock = (
+            folder / "state.json",
+            folder / "calls.jsonl",
+            threading.Lock(),
+        )
         files.make_folder(folder)
         self._held = (folder / "lock").open("w")
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._held.close()
-            raise WhetError(f"Another process serves from {folder}; stop it, or give another --state.") from None
+            raise WhetError(
+                f"Another process serves from {folder}; stop it, or give another --state."
+            ) from None
         try:
             self.restore()
         except BaseException:
@@ -105,7 +113,9 @@ class Service:
         try:
             return [asdict(self.prompts[prompt_id]) for prompt_id in args["ids"]]
         except (KeyError, TypeError) as error:
-            raise Refused(400, f"There is no training prompt {error}, or no list of ids was given.") from None
+            raise Refused(
+                400, f"There is no training prompt {error}, or no list of ids was given."
+            ) from None
 
     def _greet(self) -> None:
         """Write down what `hello` answers: the state after the last whole call."""
@@ -117,7 +127,8 @@ class Service:
         return sorted(found) if isinstance(found, set) else found
 
     def _call(self, name: str, args: Mapping[str, Any], body: bytes) -> tuple[int, Any]:
-        number, digest = args.get("number"), hashlib.sha256(name.encode() + b"\n" + body).hexdigest()
+        number = args.get("number")
+        digest = hashlib.sha256(name.encode() + b"\n" + body).hexdigest()
         if number == self.number and digest == self.last[0]:
             return self.last[1], self.last[2]
         if number != self.number + 1:
@@ -127,14 +138,20 @@ class Service:
         try:
             self._apply(name, args, digest)
             # A body may have line ends, or be UTF-16: only what is plainly one line is kept as it came.
-            sent = body.decode() if body.isascii() and body.decode().isprintable() else json.dumps(args)
+            sent = (
+                body.decode()
+                if body.isascii() and body.decode().isprintable()
+                else json.dumps(args)
+            )
             line = f'{{"call": "{name}", "digest": "{digest}", "args": {sent}}}'
             files.append_line(self.calls, line)
         except Exception as error:
             self.restore()  # it may have been half done
             if isinstance(error, WhetError):
                 raise
-            raise Refused(400, f"The call {name} does not fit ({type(error).__name__}: {error}).") from error
+            raise Refused(
+                400, f"The call {name} does not fit ({type(error).__name__}: {error})."
+            ) from error
         self._greet()
         self.written += len(line)
         if self.written > JOURNAL:
@@ -146,18 +163,23 @@ class Service:
             status, answer = 200, {"answer": perform(self.curriculum, name, args)}
         except Starved as error:  # an outcome like any other: the trainer must hear of it
             status, answer = 409, {"error": str(error), "starved": True}
-        self.number, self.last = args["number"], (digest, status, answer)
+        self.number = args["number"]
+        self.last = (digest, status, answer)
 
     def save(self) -> None:
         """Write the state; calls before it are no longer needed."""
         state = {"recipe": self.recipe, "number": self.number, "last": self.last}
-        files.write_text(self.state, json.dumps({**state, "curriculum": self.curriculum.state_dict()}))
+        files.write_text(
+            self.state, json.dumps({**state, "curriculum": self.curriculum.state_dict()})
+        )
         files.write_bytes(self.calls, b"")
         self.written = 0
 
     def restore(self) -> None:
         """Build the curriculum anew, load its state and make the calls since then again."""
-        self.curriculum, self.number, self.written = self.make(), 0, 0
+        self.curriculum = self.make()
+        self.number = 0
+        self.written = 0
         self.last = ("", 200, {})
         if not self.state.exists():
             self.save()
@@ -166,9 +188,13 @@ class Service:
             recipe, inner = state["recipe"], state["curriculum"]
             self.number, self.last = state["number"], tuple(state["last"])
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise WhetError(f"{self.state} cannot be read ({type(error).__name__}); give another --state.") from None
+            raise WhetError(
+                f"{self.state} cannot be read ({type(error).__name__}); give another --state."
+            ) from None
         if recipe != self.recipe:
-            raise WhetError(f"{self.state} was written with another recipe; serve that one, or give another --state.")
+            raise WhetError(
+                f"{self.state} was written with another recipe; serve that one, or give another --state."
+            )
         self.curriculum.load_state_dict(inner)
         lines = self.calls.read_bytes() if self.calls.exists() else b""
         whole = lines[: lines.rfind(b"\n") + 1]
@@ -194,7 +220,9 @@ def check_clock(clock: Any) -> None:
         value = clock.get(name, low)
         if name == "free" and value is None:
             continue
-        kinds, kind = ((int,), "a whole number") if name != "progress" else ((int, float), "a number")
+        kinds, kind = (
+            ((int,), "a whole number") if name != "progress" else ((int, float), "a number")
+        )
         if type(value) not in kinds or not low <= value <= high:
             bounds = f"it must be {kind} from {low:,} to {high:,}"
             raise Refused(400, f"The clock has {name} = {excerpt(value)}, but {bounds}.")
@@ -212,7 +240,10 @@ def excerpt(value: Any) -> str:
 class QuietHandler(BaseHTTPRequestHandler):
     """Sends each answer in one piece, on a connection that stays open, and keeps no log."""
 
-    protocol_version, timeout, disable_nagle_algorithm, wbufsize = "HTTP/1.1", SECONDS, True, -1
+    protocol_version = "HTTP/1.1"
+    timeout = SECONDS
+    disable_nagle_algorithm = True
+    wbufsize = -1
 
     def respond(self, status: int, text: str, headers: Mapping[str, str]) -> None:
         data = text.encode()
@@ -243,12 +274,16 @@ class Handler(QuietHandler):
 
     def _read(self) -> tuple[str, bytes]:
         """Check a request before its body is read, and read it within its time."""
-        self.close_connection, until = True, time.monotonic() + SECONDS  # unless the body is read whole
+        # unless the body is read whole
+        self.close_connection, until = True, time.monotonic() + SECONDS
         self._refuse_strangers()
         name = self.path.strip("/")
         if name not in CALLS + QUESTIONS:
-            raise Refused(404, f'There is no call "{name[:40]}"; there are {", ".join(CALLS + QUESTIONS)}.')
-        if self.headers.get_content_type() != "application/json":  # so that no web page can send one unasked
+            raise Refused(
+                404, f'There is no call "{name[:40]}"; there are {", ".join(CALLS + QUESTIONS)}.'
+            )
+        # so that no web page can send one unasked
+        if self.headers.get_content_type() != "application/json":
             raise Refused(415, "The body must have the Content-Type application/json.")
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
@@ -275,7 +310,10 @@ class Handler(QuietHandler):
         if token:
             given = self.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                raise Refused(401, "The token is wrong or missing; give the one with which the server was started.")
+                raise Refused(
+                    401,
+                    "The token is wrong or missing; give the one with which the server was started.",
+                )
         elif not is_own_host(self.headers.get_all("Host") or [], self.server.host):
             raise Refused(403, "The curriculum is served under its own address only.")
         if self.headers.get("Origin") is not None:
@@ -330,7 +368,10 @@ class QuietServer(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
@@ -360,7 +401,8 @@ class QuietServer(ThreadingHTTPServer):
 
 class CurriculumServer(QuietServer):
     def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0, token: str = ""):
-        self.service, self.token = service, token
+        self.service = service
+        self.token = token
         if not token and not is_loopback(host):
             raise WhetError(f"--host {host} lets other machines in, so it needs a --token.")
         super().__init__(Handler, host, port)
@@ -383,7 +425,9 @@ def is_own_host(hosts: list[str], own: str, *, any_address: bool = False) -> boo
         return False
     try:
         name = urlsplit(f"//{hosts[0]}").hostname or ""
-        if name in ("localhost", own.lower()) or (any_address and name == socket.gethostname().lower()):
+        if name in ("localhost", own.lower()) or (
+            any_address and name == socket.gethostname().lower()
+        ):
             return True
         return ipaddress.ip_address(name).is_loopback or any_address
     except ValueError:
@@ -393,13 +437,20 @@ def is_own_host(hosts: list[str], own: str, *, any_address: bool = False) -> boo
 def open_service(settings: config.Config, folder: Path) -> Service:
     """The curriculum of a recipe over its training prompts. It judges nothing, so no judge is loaded."""
     if not settings.data:
-        raise WhetError("There is nothing to train on: name the problems by [[data]] in the recipe.")
+        raise WhetError(
+            "There is nothing to train on: name the problems by [[data]] in the recipe."
+        )
     settings = anchor_paths(settings)
     problems = load_problems(settings, lambda prompt, response: 0.0)
-    how, facts = settings.rollout, problems.facts()
-    sampling = Sampling(max_tokens=how.max_tokens, temperature=how.temperature, stop_strings=how.stop_strings)
+    how = settings.rollout
+    facts = problems.facts()
+    sampling = Sampling(
+        max_tokens=how.max_tokens, temperature=how.temperature, stop_strings=how.stop_strings
+    )
 
     def make() -> Curriculum:
-        return build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
+        return build_curriculum(
+            settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed
+        )
 
     return Service(make, folder, recipe=dump_config(settings), prompts=problems.train)

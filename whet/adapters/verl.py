@@ -23,10 +23,13 @@ from typing import Any
 from whet.adapters.desk import Answer, Finished, Order, VerlDesk, facts_of
 from whet.errors import WhetError
 
-VERSION, NAME = "0.9.1", "whet_desk"
+VERSION = "0.9.1"
+NAME = "whet_desk"
 with contextlib.suppress(metadata.PackageNotFoundError):
     if (found := metadata.version("verl")) != VERSION:
-        raise WhetError(f"whet.adapters.verl works with verl {VERSION} alone, and verl {found} is installed.")
+        raise WhetError(
+            f"whet.adapters.verl works with verl {VERSION} alone, and verl {found} is installed."
+        )
 
 try:
     import ray
@@ -39,9 +42,12 @@ try:
     from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.tensordict_utils import assign_non_tensor_data
 
-    PlainWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__mro__[1]  # an actor class refuses subclasses
+    # an actor class refuses subclasses
+    PlainWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__mro__[1]
 except (ImportError, AttributeError) as error:
-    raise WhetError(f"whet.adapters.verl needs verl {VERSION} with its extra verl-core ({error}).") from error
+    raise WhetError(
+        f"whet.adapters.verl needs verl {VERSION} with its extra verl-core ({error})."
+    ) from error
 
 USED = {  # what is overridden or called here, and the names of its parameters
     PlainWorker._run_prompt: "self prompt sampling_params trajectory trace",
@@ -56,12 +62,20 @@ USED = {  # what is overridden or called here, and the names of its parameters
     find_latest_ckpt_path: "path directory_format",
 }
 for call, names in USED.items():
-    if [name for name in inspect.signature(call).parameters if name != "_ray_trace_ctx"] != names.split():  # Ray's own
-        raise WhetError(f"{call.__qualname__} has other parameters than in verl {VERSION}; install that version.")
+    # Ray's own
+    if [
+        name for name in inspect.signature(call).parameters if name != "_ray_trace_ctx"
+    ] != names.split():
+        raise WhetError(
+            f"{call.__qualname__} has other parameters than in verl {VERSION}; install that version."
+        )
 
 WANTED: dict[str, Any] = {  # settings without which a part would be bypassed
     "trainer.v1.trainer_mode": "colocate_async",
-    "trainer.v1.sampler.custom_sampler": {"path": "pkg://whet.adapters.verl", "name": "WhetSampler"},
+    "trainer.v1.sampler.custom_sampler": {
+        "path": "pkg://whet.adapters.verl",
+        "name": "WhetSampler",
+    },
     "data.custom_cls": {"path": "pkg://whet.adapters.verl", "name": "WhetDataset"},
     "data.dataloader_num_workers": 0,  # a worker process would fetch prompts ahead of the desk
     "algorithm.filter_groups.enable": False,  # the curriculum decides
@@ -85,21 +99,38 @@ def desk_actor() -> Any:
     try:
         return ray.get_actor(NAME)
     except ValueError:
-        raise WhetError("There is no desk: data.custom_cls must name whet.adapters.verl's WhetDataset.") from None
+        raise WhetError(
+            "There is no desk: data.custom_cls must name whet.adapters.verl's WhetDataset."
+        ) from None
 
 
 class WhetDataset(RLHFDataset):
     """verl's dataset; the one of the training files hands out what the desk wants, whatever row is asked for."""
 
-    def __init__(self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1):
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ):
         super().__init__(data_files, tokenizer, config, processor, max_samples)
-        files, training = ([f] if isinstance(f, str) else list(f) for f in (data_files, config.train_files))
+        files, training = (
+            [f] if isinstance(f, str) else list(f) for f in (data_files, config.train_files)
+        )
         self.desk: Any = None
-        if files == training and NAME not in ray.util.list_named_actors():  # a second one of these files validates
+        # a second one of these files validates
+        if files == training and NAME not in ray.util.list_named_actors():
             if "__rollout_n__" in self.dataframe.column_names:
-                raise WhetError("The curriculum decides how many rollouts a prompt gets; remove __rollout_n__.")
-            table, names = self.dataframe, ("extra_info", "data_source", self.prompt_key)
-            facts = facts_of(*(list(table[n]) if n in table.column_names else [None] * len(self) for n in names))
+                raise WhetError(
+                    "The curriculum decides how many rollouts a prompt gets; remove __rollout_n__."
+                )
+            table = self.dataframe
+            names = ("extra_info", "data_source", self.prompt_key)
+            facts = facts_of(
+                *(list(table[n]) if n in table.column_names else [None] * len(self) for n in names)
+            )
             self.row_of = {prompt_id: row for row, prompt_id in enumerate(facts.ids)}
             self.desk = ray.remote(num_cpus=0)(VerlDesk).options(name=NAME).remote(facts)
 
@@ -121,17 +152,25 @@ class WhetWorker(PlainWorker):
     """Runs the agent loops of a prompt as the desk orders them."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)  # Ray would copy verl's constructor, and its super() would miss this class
+        # Ray would copy verl's constructor, and its super() would miss this class
+        super().__init__(*args, **kwargs)
 
-    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+    async def _run_prompt(
+        self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
+    ) -> None:
         if trajectory["validate"]:
             return await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-        desk, ticket = desk_actor(), prompt.pop("ticket")
+        desk = desk_actor()
+        ticket = prompt.pop("ticket")
         try:
             # The desk hears of the uid first, so that the sampler does not clear it. The status is "finished" because
             # verl would generate a "running" group anew after a restart; the desk knows what it lacks.
-            answer = await desk.start.remote(ticket, prompt["uid"]) if ticket else Answer(what="over")
-            await tq.async_kv_put(key=prompt["uid"], partition_id="train", tag={"status": "finished"})
+            answer = (
+                await desk.start.remote(ticket, prompt["uid"]) if ticket else Answer(what="over")
+            )
+            await tq.async_kv_put(
+                key=prompt["uid"], partition_id="train", tag={"status": "finished"}
+            )
             pause = POLL
             while answer.what != "over":
                 if (order := answer.order) is None:
@@ -139,25 +178,37 @@ class WhetWorker(PlainWorker):
                     pause, answer = min(2.0, 2 * pause), await desk.ask.remote(ticket)
                 else:
                     pause, given = POLL, {**sampling_params, "max_tokens": order.limit}
-                    runs = (self._session(given, order, i, prompt, trajectory, trace) for i in order.indices)
+                    runs = (
+                        self._session(given, order, i, prompt, trajectory, trace)
+                        for i in order.indices
+                    )
                     answer = await desk.report.remote(await asyncio.gather(*runs))
         except Exception as error:  # the trainer hears of it, through the sampler
             cause = getattr(error, "cause", error)
-            await desk.fail.remote(str(cause) if isinstance(cause, WhetError) else f"A worker failed with {cause!r}.")
+            await desk.fail.remote(
+                str(cause) if isinstance(cause, WhetError) else f"A worker failed with {cause!r}."
+            )
             raise
 
-    async def _session(self, sampling: dict, order: Order, index: int, *about_prompt: Any) -> Finished:
+    async def _session(
+        self, sampling: dict, order: Order, index: int, *about_prompt: Any
+    ) -> Finished:
         """One rollout; an agent loop that fails has no verdict."""
         prompt, trajectory, trace = about_prompt
         about: dict[str, Any] = {"uid": order.uid, "index": index}
         try:
-            outputs = await self._run_agent_loop(sampling, trajectory, trace=trace, session_id=index, **prompt)
+            outputs = await self._run_agent_loop(
+                sampling, trajectory, trace=trace, session_id=index, **prompt
+            )
         except Exception:
-            logging.getLogger(__name__).exception("Session %d of prompt %s failed.", index, order.prompt_id)
+            logging.getLogger(__name__).exception(
+                "Session %d of prompt %s failed.", index, order.prompt_id
+            )
             outputs = []
         if not outputs or (reward := outputs[-1].reward_score) is None:
             return Finished(**about, length=0, verdict="unjudged")
-        extra, length = outputs[-1].extra_fields, sum(sum(output.response_mask) for output in outputs)
+        extra = outputs[-1].extra_fields
+        length = sum(sum(output.response_mask) for output in outputs)
         right = float(extra.get("reward_extra_info", {}).get("acc", reward)) > RIGHT
         return Finished(
             **about,
@@ -169,7 +220,9 @@ class WhetWorker(PlainWorker):
             last_version=extra.get("max_global_steps"),
         )
 
-    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> list[Any]:
+    async def _agent_loop_postprocess(
+        self, output: Any, validate: bool, **kwargs: Any
+    ) -> list[Any]:
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         return output if isinstance(output, list) else [output]
 
@@ -183,25 +236,39 @@ class WhetManager(AgentLoopManagerTQ):
             if (found := OmegaConf.select(config, name)) != value:
                 raise WhetError(f"A curriculum in verl needs {name} = {value}, not {found}.")
         if self.reward_loop_worker_handles is None:
-            raise WhetError("A reward model must have reward.reward_model.enable_resource_pool = True.")
+            raise WhetError(
+                "A reward model must have reward.reward_model.enable_resource_pool = True."
+            )
         self.agent_loop_workers_class = ray.remote(WhetWorker)
         self.desk = desk_actor()
-        told(self.desk.open.remote(OmegaConf.to_container(config, resolve=True), saved_state(config.trainer)))
+        told(
+            self.desk.open.remote(
+                OmegaConf.to_container(config, resolve=True), saved_state(config.trainer)
+            )
+        )
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> WhetManager:
         manager: WhetManager = super().create(*args, **kwargs)
         listed: dict[str, Any] = tq.kv_list("train").get("train", {})
         left, known = told(manager.desk.unfinished.remote())
-        begun = [key for key, tag in listed.items() if tag.get("status") == "finished"]  # verl begins what is pending
+        # verl begins what is pending
+        begun = [key for key, tag in listed.items() if tag.get("status") == "finished"]
         tickets = tq.kv_batch_get(begun, "train", ["ticket"])["ticket"] if begun else ()
-        lost = {uid: left[ticket] for uid, ticket in zip(begun, tickets, strict=True) if ticket in left}
-        parts = [key.split("_") for key in listed if "_" in key]  # of a response: uid, session, output
-        if stale := ["_".join(p) for p in parts if p[0] not in known or p[1] in map(str, lost.get(p[0], ()))]:
+        lost = {
+            uid: left[ticket] for uid, ticket in zip(begun, tickets, strict=True) if ticket in left
+        }
+        # of a response: uid, session, output
+        parts = [key.split("_") for key in listed if "_" in key]
+        if stale := [
+            "_".join(p) for p in parts if p[0] not in known or p[1] in map(str, lost.get(p[0], ()))
+        ]:
             tq.kv_clear(stale, "train")  # they were trained, or came after the desk was saved
         if lost:
             rows = tq.kv_batch_get(list(lost), "train")
-            assign_non_tensor_data(rows, "global_steps", max(listed[uid]["global_steps"] for uid in begun))
+            assign_non_tensor_data(
+                rows, "global_steps", max(listed[uid]["global_steps"] for uid in begun)
+            )
             manager.generate_sequences(rows)
         return manager
 
@@ -211,13 +278,18 @@ def saved_state(trainer: Any) -> Mapping[str, Any] | None:
     if trainer.resume_mode == "disable":
         return None
     folder = trainer.resume_from_path
-    if trainer.resume_mode == "auto" and (folder := find_latest_ckpt_path(trainer.default_local_dir)) is None:
+    if (
+        trainer.resume_mode == "auto"
+        and (folder := find_latest_ckpt_path(trainer.default_local_dir)) is None
+    ):
         return None
     path = os.path.join(folder, "data.pt")
     loader = torch.load(path, weights_only=True) if os.path.exists(path) else {}
     state = (loader.get("dataset_state") or {}).get(NAME)
     if state is None:
-        raise WhetError(f"The checkpoint {folder} has no curriculum; resume it without whet, or start a new run.")
+        raise WhetError(
+            f"The checkpoint {folder} has no curriculum; resume it without whet, or start a new run."
+        )
     return state
 
 
@@ -235,12 +307,17 @@ class WhetSampler(ReplayBufferAsync):
                 time.sleep(POLL)
         trained, metrics = taken
         self._sync_metadata_from_transfer_queue()
-        known = told(desk.known.remote())  # asked after TransferQueue: what is begun in between is not in its list
+        # asked after TransferQueue: what is begun in between is not in its list
+        known = told(desk.known.remote())
         found = {key: key.rsplit("_", 2) for key in self.partitions["train"]}
-        keys = [key for key, (uid, session, _) in found.items() if int(session) in trained.get(uid, ())]
+        keys = [
+            key for key, (uid, session, _) in found.items() if int(session) in trained.get(uid, ())
+        ]
         missing = sum(map(len, trained.values())) - len({tuple(found[key][:2]) for key in keys})
         assert missing == 0, f"TransferQueue lost {missing} rollouts"
-        batch = tq.KVBatchMeta(partition_id="train", keys=keys, tags=[self.partitions["train"][key] for key in keys])
+        batch = tq.KVBatchMeta(
+            partition_id="train", keys=keys, tags=[self.partitions["train"][key] for key in keys]
+        )
         rest = [key for key, (uid, *_) in found.items() if uid in trained and key not in set(keys)]
         tq.kv_clear(keys=[*trained, *rest], partition_id="train")
         self._clear_groups("train", self.finished_keys["train"] - known - trained.keys())

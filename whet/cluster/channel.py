@@ -40,7 +40,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
-        self.end, self.closed = end, False
+        self.end = end
+        self.closed = False
         self.reached = 0.0  # when the other side was, if that is not the beginning
         self._came = bytearray()
         self._going: deque[memoryview] = deque()
@@ -130,14 +131,21 @@ class Bundle(NamedTuple):
         assert len(traces) == len(rollouts), "a rollout has no trace"
         columns = list(zip(*map(attrgetter(*FIELDS), rollouts), strict=True))
         tokens = join_traces(traces, np.dtype(np.float32))
-        return cls(columns, [trace.ids.size for trace in traces], tokens, [trace.guessed for trace in traces])
+        return cls(
+            columns,
+            [trace.ids.size for trace in traces],
+            tokens,
+            [trace.guessed for trace in traces],
+        )
 
     def rollouts(self) -> list[Rollout]:
         """Their traces are views of `tokens`: a copy of each part would cost as much as all the rest."""
         spans = list(starmap(slice, pairwise(accumulate(self.sizes, initial=0))))
         parts = {name: map(self.tokens[name].__getitem__, spans) for name in PARTS}
         traces = _made(Trace, len(spans), {**parts, "guessed": self.guessed})
-        return _made(Rollout, len(spans), {**dict(zip(FIELDS, self.columns, strict=False)), "trace": traces})
+        return _made(
+            Rollout, len(spans), {**dict(zip(FIELDS, self.columns, strict=False)), "trace": traces}
+        )
 
 
 def _made(kind: Any, count: int, columns: Mapping[str, Iterable[Any]]) -> list[Any]:
@@ -159,4 +167,6 @@ def filled(bare: Batch, bundle: Bundle) -> Batch:
     found: dict[int, list[Rollout]] = {group.group_id: [] for group in bare.groups}
     for rollout in bundle.rollouts():
         found[rollout.group_id].append(rollout)
-    return replace(bare, groups=tuple(replace(g, rollouts=tuple(found[g.group_id])) for g in bare.groups))
+    return replace(
+        bare, groups=tuple(replace(g, rollouts=tuple(found[g.group_id])) for g in bare.groups)
+    )

@@ -35,7 +35,9 @@ FORM_S = 60.0  # seconds for forming a group
 EXCHANGE_S = 900.0  # seconds that a process waits for the others in an exchange of gradients
 GRACE_S = 20.0  # seconds in which a failure may turn out to be the consequence of another's death
 LEAVE_S = 5.0  # seconds for leaving in order
-LOOK_S = 0.4  # seconds from one look at who is late to the next, at most: so much before a limit one counts as late
+# seconds from one look at who is late to the next, at most: so much before a limit one counts as
+# late
+LOOK_S = 0.4
 SPACE = "; df -h /dev/shm shows whether it is full, and a container gets more by --shm-size"
 MOST_RESTARTS = 3  # in a row, without an update in between
 CODE = "import sys; from whet.processes import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
@@ -46,12 +48,16 @@ class Hand:
     """One place in the crew, and the process that has it, wherever that runs."""
 
     def __init__(self, number: int, name: str, channel: Channel) -> None:
-        self.number, self.name, self.channel = number, name, channel
+        self.number = number
+        self.name = name
+        self.channel = channel
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
         self.since = time.monotonic()  # the last word from it, or to it where it owes none
-        self.owes = False  # whether it was decoding at the last look: a question to it is no sign of life
-        self.pace = (0.0, 0.0, 0.0)  # steps of its engine that it has timed, seconds of one, and the same per row
+        # whether it was decoding at the last look: a question to it is no sign of life
+        self.owes = False
+        # steps of its engine that it has timed, seconds of one, and the same per row
+        self.pace = (0.0, 0.0, 0.0)
         self.lost = ""  # why it is of no use any more
         self.leaving = False  # whether it must go soon
 
@@ -92,9 +98,17 @@ class Child(Hand):
     def ended(self) -> str:
         self.leave(LEAVE_S)
         code = self.process.returncode
-        how = "fell silent" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
+        how = (
+            "fell silent"
+            if code is None
+            else f"was killed by signal {-code}"
+            if code < 0
+            else f"ended ({code})"
+        )
         how += ", as happens where /dev/shm is full" if code == -signal.SIGBUS else ""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        lines = (
+            self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        )
         return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
 
     def leave(self, seconds: float) -> None:
@@ -126,19 +140,26 @@ class Crew:
         """order: what members build, and whether they build their learner later, when they are a group. divided:
         masters and moments are shared out, so what a lost member had is in the last checkpoint alone. start: starts the
         member of a number and a name, where it is no process of this machine."""
-        self.divided, self._starter = divided, start
-        self.order, self.environments, self.backend = order, environments, backend
+        self.divided = divided
+        self._starter = start
+        self.order = order
+        self.environments = environments
+        self.backend = backend
         self.size = len(environments)
         self.present: Sequence[int] = range(self.size)  # the members that can be asked
         self.version = 0  # of the weights that all decode with
         self.drafter: Any = None  # that all draft with, where it learns; it travels with weights
-        self.deliver: Callable[[int, Sequence[int | None], Any], None] = lambda number, tickets, bundle: None
+        self.deliver: Callable[[int, Sequence[int | None], Any], None] = (
+            lambda number, tickets, bundle: None
+        )
         self.mended: Callable[[set[int]], None] = lambda numbers: None
-        self.handed: Callable[[int, Any], None] = lambda number, state: None  # with what a member has given up
+        # with what a member has given up
+        self.handed: Callable[[int, Any], None] = lambda number, state: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.owing: Callable[[], Container[int]] = tuple  # members that decode, so must speak
         self.restarts = 0  # in a row
-        self.silent_s, self.answer_s = SILENT_S, ANSWER_S
+        self.silent_s = SILENT_S
+        self.answer_s = ANSWER_S
         # For the user: a process was started again, or warns.
         self.on_message: Callable[[str], None] = lambda sentence: None
         self.folder, lock = scratch_folder()
@@ -146,14 +167,17 @@ class Crew:
         self._noted: set[str] = set()
         self._awaited = 0  # the question whose answers are waited for
         self.hands: list[Hand] = []
-        self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, lock, os.getpid())
+        self._closing = weakref.finalize(
+            self, _stop_all, self.hands, self.folder, lock, os.getpid()
+        )
         try:
             self.hands.extend(self._start(number) for number in range(self.size))
             self._begin_all()
         except BaseException:
             Crew.close(self)
             raise
-        self.order = {**order, "weights": ""}  # one that is started again gets its weights from another
+        # one that is started again gets its weights from another
+        self.order = {**order, "weights": ""}
 
     # ---- asking
 
@@ -161,7 +185,9 @@ class Crew:
         """Ask all that are present; their answers. After a death all are asked again, who may be others by then."""
         return self.call_each(name, dict.fromkeys(range(self.size), args))
 
-    def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
+    def call_each(
+        self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True
+    ) -> list[Any]:
         """Ask those members, each with its own arguments. `again`: after a death all are asked again."""
         while True:
             numbers = [number for number in args if number in self.present]
@@ -207,7 +233,9 @@ class Crew:
     def lead(self, name: str, args: tuple[Any, ...], then: Callable[[], None]) -> bool:
         """Ask all for what they can only do together, and `then` send them what it takes. False where one was lost: the
         crew is not whole, and the others may be anywhere in it."""
-        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=0.1, then=then)
+        answers = self._ask(
+            range(self.size), name, [args] * self.size, ANSWER_S, grace=0.1, then=then
+        )
         if self.lacking:
             return False
         self.raise_failure(*answers.values())
@@ -259,7 +287,8 @@ class Crew:
         or is lost the others cannot end it, and get so many seconds to notice. `then` is called once all are asked."""
         self._hear(0.0)  # so that one that has spoken in time counts as alive
         self._serial += 1
-        serial, packed = self._serial, dict[int, bytes]()
+        serial = self._serial
+        packed = dict[int, bytes]()
         self._awaited = serial
         waited = [self.hands[number] for number in numbers]
         for hand, own in zip(waited, args, strict=True):
@@ -269,15 +298,22 @@ class Crew:
             hand.channel.send(packed[id(own)])
         del packed
         then()
-        unmet = gone = math.inf  # when the first was left alone by another, and when the first was lost
+        # when the first was left alone by another, and when the first was lost
+        unmet = gone = math.inf
         while True:
             now = time.monotonic()
             waiting = [hand for hand in waited if serial not in hand.replies and not hand.lost]
-            failures = [hand.replies[serial][1] for hand in waited if hand.replies.get(serial, ("",))[0] == "failed"]
+            failures = [
+                hand.replies[serial][1]
+                for hand in waited
+                if hand.replies.get(serial, ("",))[0] == "failed"
+            ]
             if self.lacking:
                 gone = min(gone, now)
             elif any(kind != Unmet.__name__ for kind in failures):
-                break  # the member itself failed: the caller raises that, since the others may never answer
+                # the member itself failed: the caller raises that, since the others may never
+                # answer
+                break
             elif failures:
                 unmet = min(unmet, now)  # the death that explains it may be seen a little later
             late = now - unmet > GRACE_S
@@ -301,7 +337,8 @@ class Crew:
             while not hand.lost and (message := hand.channel.take()) is not None:
                 hand.since = time.monotonic()
                 self._sort(hand, *message)
-            hand.owes &= hand.number in self.owing()  # that may have been the last of what it had to write
+            # that may have been the last of what it had to write
+            hand.owes &= hand.number in self.owing()
             if hand.channel.closed and not hand.lost:
                 hand.lose(hand.ended())
 
@@ -309,7 +346,9 @@ class Crew:
         if kind == "rollouts":
             hand.pace, version, found = rest
             if version != hand.version:  # it missed an update: what it wrote is not used
-                hand.lose(f"decoded with version {version} of the weights in place of {hand.version}")
+                hand.lose(
+                    f"decoded with version {version} of the weights in place of {hand.version}"
+                )
             else:
                 self.deliver(hand.number, *found)
         elif kind == "taught":
@@ -325,7 +364,8 @@ class Crew:
         else:
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)
-            hand.version = self.version  # it has heard of the version that was current when it was asked
+            # it has heard of the version that was current when it was asked
+            hand.version = self.version
             if not self._expects(hand, serial):  # no answer was wanted: it can only be a failure
                 self.raise_failure(hand.replies.pop(serial))
 
@@ -342,10 +382,14 @@ class Crew:
             why = lost[0].lost
             if self.restarts > MOST_RESTARTS:
                 times = f"Processes were lost {self.restarts} times in a row"
-                raise WhetError(f"{times}, the last time because {why}; --resume goes on from the last checkpoint.")
+                raise WhetError(
+                    f"{times}, the last time because {why}; --resume goes on from the last checkpoint."
+                )
             gone |= {hand.number for hand in lost}
             if len(gone) == self.size:
-                raise Lost(f"No process is left that holds the newest weights, the last one because {why}.")
+                raise Lost(
+                    f"No process is left that holds the newest weights, the last one because {why}."
+                )
             if self.divided:
                 raise Lost(f"{why}, and with it went its share of masters and moments.")
             self._replace(lost, why)
@@ -362,7 +406,9 @@ class Crew:
             why = next((hand.lost for hand in self.hands if hand.lost), "all begin again")
             self.restarts += 1
             if self.restarts > MOST_RESTARTS:
-                raise WhetError(f"Processes were lost {self.restarts} times in a row, the last time because {why}.")
+                raise WhetError(
+                    f"Processes were lost {self.restarts} times in a row, the last time because {why}."
+                )
             self._replace(list(self.hands), why)
             if not self.lacking:
                 self._form()
@@ -385,7 +431,11 @@ class Crew:
         if not old or self.lacking:
             return
         source = max(old, key=lambda number: (old[number], -number))
-        those = [number for number in range(self.size) if number in fresh or known[number] < known[source]]
+        those = [
+            number
+            for number in range(self.size)
+            if number in fresh or known[number] < known[source]
+        ]
         given = (source, those, self.version, self.drafter)
         answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
         if not self.lacking:
@@ -430,18 +480,24 @@ class Crew:
             meeting = self.first("meeting_place")
         given = (meeting, self.size, self.backend, FORM_S, EXCHANGE_S)
         # Where one dies meanwhile, the others find out by their own limit.
-        answers = self._ask(range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S)
+        answers = self._ask(
+            range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S
+        )
         if not self.lacking:
             self.raise_failure(*answers.values())
         if self.order["later"] and not self.lacking:
-            answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
+            answers = self._ask(
+                range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S
+            )
             if not self.lacking:  # else the others may have failed by that
                 self.raise_failure(*answers.values())
                 self._compare_all(answers)
 
     def _compare_all(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
         for place, what in enumerate(("recipe", "weights")):
-            self.compare([answers[number][1][place] for number in range(self.size)], "at the start", what)
+            self.compare(
+                [answers[number][1][place] for number in range(self.size)], "at the start", what
+            )
 
     def compare(self, sums: Sequence[str], when: str, what: str = "weights") -> None:
         """Raise where members do not have the same, and name the one that is alone."""

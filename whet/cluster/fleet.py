@@ -26,7 +26,16 @@ from whet.cluster.crew import Crew
 from whet.learn.base import Lesson, spread
 from whet.learn.checkpoint import Checkpoint
 from whet.rollout.base import empty_trace, join_traces, split_traces
-from whet.types import Batch, Key, Report, Request, Rollout, Trace, rollout_to_json, sampling_from_json
+from whet.types import (
+    Batch,
+    Key,
+    Report,
+    Request,
+    Rollout,
+    Trace,
+    rollout_to_json,
+    sampling_from_json,
+)
 
 if TYPE_CHECKING:
     from whet.draft.training import SpotDrafter
@@ -48,9 +57,14 @@ MEANS = {
 
 
 class Fleet:
-    def __init__(self, crew: Crew, encode: Callable[[str], Sequence[int]], *, slots: int, mode: str) -> None:
+    def __init__(
+        self, crew: Crew, encode: Callable[[str], Sequence[int]], *, slots: int, mode: str
+    ) -> None:
         """slots: of each member."""
-        self.crew, self.encode, self.slots, self.mode = crew, encode, slots, mode
+        self.crew = crew
+        self.encode = encode
+        self.slots = slots
+        self.mode = mode
         self.done: list[Rollout] = []
         self._open: dict[Place, tuple[int, Request]] = {}  # member, and what asked for it
         self._load = [0] * crew.size
@@ -58,7 +72,12 @@ class Fleet:
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
         self.spot: SpotDrafter | None = None  # the drafter that members train when they are idle
-        crew.deliver, crew.mended, crew.handed, crew.owing = self._deliver, self._ask_again, self._hand_on, self._owing
+        crew.deliver, crew.mended, crew.handed, crew.owing = (
+            self._deliver,
+            self._ask_again,
+            self._hand_on,
+            self._owing,
+        )
 
     # ---- the protocol
 
@@ -69,19 +88,28 @@ class Fleet:
         shown = 0
         self.crew.listen(0.0)
         while True:
-            over = not any(ticket is None for ticket, *_ in self._open) or (self.mode == "stream" and bool(self.done))
+            over = not any(ticket is None for ticket, *_ in self._open) or (
+                self.mode == "stream" and bool(self.done)
+            )
             if early is not None:
                 early(self.done[shown:])
                 shown = len(self.done)
             if over:
-                done, self.done = self.done, []
+                done = self.done
+                self.done = []
                 return done
             self.crew.listen(LOOK_S)
 
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def generate(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:
         self._ticket += 1
         found = self._tickets[self._ticket] = {}
-        wanted = [(r.group_id, index) for r in requests for index in range(r.first_index, r.first_index + r.n)]
+        wanted = [
+            (r.group_id, index)
+            for r in requests
+            for index in range(r.first_index, r.first_index + r.n)
+        ]
         self._send(self._ticket, requests)
         while (before := len(found)) < len(wanted):
             self.crew.listen(1.0)
@@ -96,7 +124,11 @@ class Fleet:
 
     @property
     def free(self) -> int | None:
-        return None if self.mode == "barrier" else sum(max(0, self.slots - self._load[n]) for n in self.crew.present)
+        return (
+            None
+            if self.mode == "barrier"
+            else sum(max(0, self.slots - self._load[n]) for n in self.crew.present)
+        )
 
     def update(self, version: int) -> None:
         """Tell all members, and compare what they hold."""
@@ -114,7 +146,9 @@ class Fleet:
         self.crew.call("take_back")
 
     def stats(self) -> dict[str, float]:
-        return merge_stats(self.crew.call("stats")) | (self.spot.stats() if self.spot is not None else {})
+        return merge_stats(self.crew.call("stats")) | (
+            self.spot.stats() if self.spot is not None else {}
+        )
 
     def notes(self) -> list[str]:
         return list(dict.fromkeys(note for notes in self.crew.call("notes") for note in notes))
@@ -143,11 +177,19 @@ class Fleet:
         for number, own in states.items():
             for row in (*own["flights"], *own["done"]):
                 named = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
-                request = Request(**named, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
+                request = Request(
+                    **named,
+                    first_index=row["index"],
+                    n=1,
+                    sampling=sampling_from_json(row["sampling"]),
+                )
                 self._open[None, request.group_id, request.first_index] = (number, request)
                 self._load[number] += 1
         return {
-            number: (own, {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]})
+            number: (
+                own,
+                {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]},
+            )
             for number, own in states.items()
         }
 
@@ -159,16 +201,24 @@ class Fleet:
     def _send(self, ticket: int | None, requests: Iterable[Request]) -> None:
         self.crew.prepare()
         shares: dict[int, list[Request]] = {}
-        homes = {place[:2]: number for place, (number, _) in self._open.items() if number in self.crew.present}
+        homes = {
+            place[:2]: number
+            for place, (number, _) in self._open.items()
+            if number in self.crew.present
+        }
         for request in requests:
             group = (ticket, request.group_id)
-            number = homes.setdefault(group, min(self.crew.present, key=lambda n: (self._load[n], n)))
+            number = homes.setdefault(
+                group, min(self.crew.present, key=lambda n: (self._load[n], n))
+            )
             shares.setdefault(number, []).append(request)
             self._load[number] += request.n
             for index in range(request.first_index, request.first_index + request.n):
                 self._open[*group, index] = (number, request)
         for number, share in shares.items():
-            self.crew.tell(number, "ask", ticket, share, {r.prompt_id: self.encode(r.prompt_id) for r in share})
+            self.crew.tell(
+                number, "ask", ticket, share, {r.prompt_id: self.encode(r.prompt_id) for r in share}
+            )
 
     def _deliver(self, number: int, tickets: Sequence[int | None], bundle: Bundle) -> None:
         for ticket, rollout in zip(tickets, bundle.rollouts(), strict=True):
@@ -181,11 +231,16 @@ class Fleet:
                 self._tickets[ticket][rollout.key] = rollout
 
     def _ask_again(self, numbers: set[int]) -> None:
-        lost = {place: request for place, (number, request) in self._open.items() if number in numbers}
+        lost = {
+            place: request for place, (number, request) in self._open.items() if number in numbers
+        }
         for place in lost:
             self._load[self._open.pop(place)[0]] -= 1
         for ticket in dict.fromkeys(place[0] for place in lost):
-            self._send(ticket, [replace(r, first_index=p[2], n=1) for p, r in lost.items() if p[0] == ticket])
+            self._send(
+                ticket,
+                [replace(r, first_index=p[2], n=1) for p, r in lost.items() if p[0] == ticket],
+            )
 
     def _hand_on(self, number: int, state: State) -> None:
         """Let others go on with what a member has given up. What has no tokens to keep is asked again."""
@@ -226,13 +281,21 @@ def merge_states(
 ) -> dict[str, Any]:
     """One state with all rollouts of these, with `done`, which have finished and wait elsewhere, and with the flights
     `bare`, of which no tokens are known. Flights are numbered anew, in the order in which they arrived."""
-    assert len({state["version"] for state in states}) == 1, "engines have weights of different versions"
+    assert len({state["version"] for state in states}) == 1, (
+        "engines have weights of different versions"
+    )
     rows = [_rows(state) for state in states]
-    waiting = [({**rollout_to_json(r), "tokens": r.length}, r.trace) for r in done if r.trace is not None]
+    waiting = [
+        ({**rollout_to_json(r), "tokens": r.length}, r.trace) for r in done if r.trace is not None
+    ]
     none = [(data, empty_trace(states[0]["log_probs"].dtype)) for data in bare]
-    flights = sorted([*none, *(row for own, _ in rows for row in own)], key=lambda row: row[0]["arrival"])
+    flights = sorted(
+        [*none, *(row for own, _ in rows for row in own)], key=lambda row: row[0]["arrival"]
+    )
     prompts = {
-        name: mean for s in states for name, mean in zip(s["length_prompts"], s["length_means"].tolist(), strict=True)
+        name: mean
+        for s in states
+        for name, mean in zip(s["length_prompts"], s["length_means"].tolist(), strict=True)
     }
     return _state(
         [({**data, "arrival": number}, trace) for number, (data, trace) in enumerate(flights)],
@@ -258,7 +321,9 @@ def divide_state(state: State, count: int) -> list[dict[str, Any]]:
             [row for row in flights if where[row[0]["group_id"]] == number],
             done if number == 0 else [],
             like=state,
-            begun=np.array([group for group in state["begun"] if where.get(int(group), 0) == number], np.int64),
+            begun=np.array(
+                [group for group in state["begun"] if where.get(int(group), 0) == number], np.int64
+            ),
             length_sums=state["length_sums"] / count,
         )
         for number in range(count)
@@ -272,7 +337,9 @@ def _rows(state: State) -> tuple[list[Row], list[Row]]:
     return rows[: len(state["flights"])], rows[len(state["flights"]) :]
 
 
-def _state(flights: Sequence[Row], done: Sequence[Row], like: State, **changed: Any) -> dict[str, Any]:
+def _state(
+    flights: Sequence[Row], done: Sequence[Row], like: State, **changed: Any
+) -> dict[str, Any]:
     arrivals = max((data["arrival"] + 1 for data, _ in flights), default=0)
     rows = {"flights": [data for data, _ in flights], "done": [data for data, _ in done]}
     tokens = join_traces([trace for _, trace in (*flights, *done)], like["log_probs"].dtype)
@@ -301,8 +368,10 @@ class Chorus:
     can_signal = frozenset({"score"})
 
     def __init__(self, crew: Crew, encode: Callable[[str], Sequence[int]]) -> None:
-        self.crew, self.encode = crew, encode
-        self.version, self.scored_s = 0, 0.0
+        self.crew = crew
+        self.encode = encode
+        self.version = 0
+        self.scored_s = 0.0
         self._lessons: list[Lessons] = []  # of the warm start so far: a death repeats it
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
@@ -322,7 +391,12 @@ class Chorus:
         return {}
 
     def warm_start(
-        self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+        self,
+        batches: Iterable[Lesson],
+        *,
+        steps: int,
+        lr: float,
+        on_step: Callable[[int, float], None],
     ) -> None:
         self._lessons.append(Lessons(steps, lr, iter(batches), []))
         todo = self._lessons[-1:]

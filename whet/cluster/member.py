@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     OwnEngine = LocalEngine | VllmEngine
     Built = tuple[Any, OwnEngine | None, Callable[[], Learner] | None, AdaptiveDrafter | None]
 
-ALIVE_S = 1.0  # seconds after which a member that decodes says so, and an idle one sees whether it must leave
+# seconds after which a member that decodes says so, and an idle one sees whether it must leave
+ALIVE_S = 1.0
 ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
 PIECE = 64 * 2**20  # bytes of a parcel that have one sum in its checksum
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
@@ -84,11 +85,13 @@ class FleetMember:
     """Methods without an underscore are what a driver may ask for; what there is no method for is the engine's."""
 
     def __init__(self, channel: Channel, build: Build) -> None:
-        self._channel, self._build = channel, build
+        self._channel = channel
+        self._build = build
         self._prompts = SentPrompts()
         self._engine: OwnEngine | None = None
         self._drafter: AdaptiveDrafter | None = None
-        self._idle = self._used = 0.0  # seconds without requests, and those of them in which the drafter was trained
+        # seconds without requests, and those of them in which the drafter was trained
+        self._idle = self._used = 0.0
         self.parcel: Parcel | None = None  # weights for the workers
         self.brought: Parcel | None = None  # weights that were brought here
         self._pairs: dict[int, tuple[str, Pair]] = {}  # by the number of the worker
@@ -112,7 +115,10 @@ class FleetMember:
 
     def complete(self) -> tuple[str, str]:
         """Build the learner: `later` than the engine where the group is needed to divide the weights."""
-        recipe = [getattr(self._engine, name, "") for name in ("seed", "slots", "context", "mode", "on_update")]
+        recipe = [
+            getattr(self._engine, name, "")
+            for name in ("seed", "slots", "context", "mode", "on_update")
+        ]
         if self._make is not None:
             self._learner = self._make()
             recipe.append(self._learner.config)
@@ -138,9 +144,18 @@ class FleetMember:
         handle, buffer, theirs = self._buffers[issue]
         torch._foreach_copy_(theirs, live)
         self.parcel = Parcel(names, self._place, handle, buffer)
-        return self._checksum(buffer.split(PIECE)), self.parcel._replace(data=None)  # by then the copy is whole
+        # by then the copy is whole
+        return self._checksum(buffer.split(PIECE)), self.parcel._replace(data=None)
 
-    def cross(self, number: int, name: str, where: tuple[str, int], issue: int, parcel: Parcel, seconds: float) -> None:
+    def cross(
+        self,
+        number: int,
+        name: str,
+        where: tuple[str, int],
+        issue: int,
+        parcel: Parcel,
+        seconds: float,
+    ) -> None:
         """Weights from card to card, in a thread beside all else: a learner sends those of this issue to a worker with
         this number, and the worker gets them. A pair is kept, by its name, until it fails or the worker is another."""
         known, pair = self._pairs.pop(number, ("", None))
@@ -168,7 +183,8 @@ class FleetMember:
     def publish(self, version: int, drafter: Copy | None, where: Parcel | None) -> str:
         """Take over the weights that lie there or, without a place, were brought here; the checksum of what was taken,
         once all is. It is empty, and nothing has changed, where nothing came or the memory cannot be opened here."""
-        parcel, self.brought = where or self.brought, None
+        parcel = where or self.brought
+        self.brought = None
         if parcel is None:  # it was to come from card to card
             self._say("note", "Weights go through Ray's store, since NCCL did not carry them.")
             return ""
@@ -188,7 +204,8 @@ class FleetMember:
             self._local.update(version)
             self._hand_out(before)  # what was cut was written by the weights before
         else:
-            self._local.take_back()  # an engine with a copy of the weights takes them again before it decodes
+            # an engine with a copy of the weights takes them again before it decodes
+            self._local.take_back()
         return self._checksum(buffer.split(PIECE))  # by then nothing is read any more
 
     def _open(self, parcel: Parcel, like: Sequence[Tensor]) -> bool:
@@ -201,7 +218,10 @@ class FleetMember:
                 buffer = open_buffer(parcel.handle, self._model.device)
                 self._opened = (parcel.handle, buffer, _cut(buffer, like))
             except (OSError, RuntimeError) as error:
-                self._say("note", f"Weights go through Ray's store, since memory cannot be shared: {error}")
+                self._say(
+                    "note",
+                    f"Weights go through Ray's store, since memory cannot be shared: {error}",
+                )
                 return False
         return True
 
@@ -211,12 +231,15 @@ class FleetMember:
             dist.destroy_process_group()
         limit = timedelta(seconds=seconds)
         with exchange():
-            dist.init_process_group(backend, init_method=meeting, rank=self._rank, world_size=size, timeout=limit)
+            dist.init_process_group(
+                backend, init_method=meeting, rank=self._rank, world_size=size, timeout=limit
+            )
         team = Ranks()
         team.gather(0)  # connections are made at the first use
         if not self._later:
             self._learner.team = team
-        _set_pg_timeout(timedelta(seconds=later))  # a member may have more to compute than the others
+        # a member may have more to compute than the others
+        _set_pg_timeout(timedelta(seconds=later))
 
     def position(self) -> int:
         return self._learner.version
@@ -224,9 +247,14 @@ class FleetMember:
     def adopt(self, source: int, those: Sequence[int], version: int, drafter: Copy | None) -> None:
         """`those` take over weights, masters, moments and state of the member `source`."""
         self.draft_with(drafter)
-        learner, mine = self._learner, self._rank == source
-        kinds: dict[str, Mapping[str, Tensor]] = {"live": learner.optimizer.live, **learner.tensors()} if mine else {}
-        shapes = [(kind, n, t.shape, t.dtype) for kind, named in kinds.items() for n, t in named.items()]
+        learner = self._learner
+        mine = self._rank == source
+        kinds: dict[str, Mapping[str, Tensor]] = (
+            {"live": learner.optimizer.live, **learner.tensors()} if mine else {}
+        )
+        shapes = [
+            (kind, n, t.shape, t.dtype) for kind, named in kinds.items() for n, t in named.items()
+        ]
         box: list[Any] = [(shapes, learner.state_dict()) if mine else None]
         with exchange():
             dist.broadcast_object_list(box, src=source)
@@ -246,7 +274,9 @@ class FleetMember:
         if self._engine is not None and self._engine.version != version:
             self._engine.update(version)
 
-    def ask(self, ticket: int | None, requests: Sequence[Request], prompts: Mapping[str, Sequence[int]]) -> None:
+    def ask(
+        self, ticket: int | None, requests: Sequence[Request], prompts: Mapping[str, Sequence[int]]
+    ) -> None:
         self._prompts.known = prompts
         if ticket is None:
             self._local.submit(requests)
@@ -254,15 +284,24 @@ class FleetMember:
             self._local.order(requests, ticket)
 
     def step(
-        self, sent: tuple[Batch, Bundle], progress: float, needs: Set[str], prompts: Mapping[str, Sequence[int]]
+        self,
+        sent: tuple[Batch, Bundle],
+        progress: float,
+        needs: Set[str],
+        prompts: Mapping[str, Sequence[int]],
     ) -> tuple[Report, float]:
         """Take part in a step. If it fails, because another member died, all is as before it."""
         self._prompts.known = prompts
-        learner, batch = self._learner, filled(*sent)
+        learner = self._learner
+        batch = filled(*sent)
         # A step with one update changes nothing before its last exchange with the others. One with several updates,
         # or with scores to exchange after its update, must be able to go back.
-        several = learner.config.updates * (batch.minibatches or learner.config.minibatches) > 1 or bool(needs)
-        held = self._held() if several and not self._later and not learner.optimizer.divided else None
+        several = learner.config.updates * (
+            batch.minibatches or learner.config.minibatches
+        ) > 1 or bool(needs)
+        held = (
+            self._held() if several and not self._later and not learner.optimizer.divided else None
+        )
         try:
             return learner.step(batch, progress, needs), learner.scored_s
         except Exception:
@@ -284,7 +323,10 @@ class FleetMember:
             raise Gone  # a question instead of a lesson: the run is being stopped
 
         self._learner.warm_start(
-            batches(), steps=steps, lr=lr, on_step=lambda step, loss: self._say("taught", step, loss)
+            batches(),
+            steps=steps,
+            lr=lr,
+            on_step=lambda step, loss: self._say("taught", step, loss),
         )
 
     def update(self, version: int, drafter: Copy | None) -> tuple[int, str]:
@@ -346,7 +388,8 @@ class FleetMember:
 
     def write_together(self, folder: str) -> None:
         """The first member writes what all have: masters and moments, at least, are divided among them."""
-        learner, team = self._learner, self._learner.team
+        learner = self._learner
+        team = self._learner.team
         assert isinstance(team, Ranks)
         kinds = learner.tensors()
         whole = {kind: team.collect(kinds.get(kind, {})) for kind in team.divided}
@@ -415,7 +458,9 @@ class FleetMember:
         if found := self._engine.take():
             version = self._engine.version if version is None else version
             tickets, rollouts = zip(*found, strict=True)
-            self._say("rollouts", self._engine.pace, version, (tickets, Bundle.of(rollouts)), wait=False)
+            self._say(
+                "rollouts", self._engine.pace, version, (tickets, Bundle.of(rollouts)), wait=False
+            )
         elif self._engine.busy and time.monotonic() - self._heard > ALIVE_S:
             self._say("alive", self._engine.pace, wait=False)
 
@@ -456,7 +501,9 @@ class FleetMember:
     def _checksum(tensors: Any) -> str:
         """Equal where the bits of all tensors are, of weights or of pieces of a parcel: a sum per tensor of its memory,
         read as whole numbers. A sum of 16-bit weights themselves would first copy them into 64 bits each."""
-        sums = torch.stack([_as_integers(tensor.detach().reshape(-1).contiguous()).sum() for tensor in tensors])
+        sums = torch.stack(
+            [_as_integers(tensor.detach().reshape(-1).contiguous()).sum() for tensor in tensors]
+        )
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
 
 
@@ -491,7 +538,8 @@ def make_buffer(size: int, device: torch.device) -> tuple[Tensor, Any]:
         path = f"/proc/{os.getpid()}/fd/{number}"
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8), path
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    with contextlib.suppress(RuntimeError):  # the allocator may have memory of a kind that cannot be shared
+    # the allocator may have memory of a kind that cannot be shared
+    with contextlib.suppress(RuntimeError):
         return buffer, reduce_tensor(buffer)[1] if device.type == "cuda" else None
     return buffer, None
 
@@ -513,7 +561,10 @@ def _cut(buffer: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
     """The tensors that lie one behind the other in a buffer."""
     like = list(like)
     starts = itertools.accumulate(map(_room, like), initial=0)
-    return [buffer[at : at + t.nbytes].view(t.dtype).view(t.shape) for at, t in zip(starts, like, strict=False)]
+    return [
+        buffer[at : at + t.nbytes].view(t.dtype).view(t.shape)
+        for at, t in zip(starts, like, strict=False)
+    ]
 
 
 def _from_bytes(data: np.ndarray) -> Tensor:

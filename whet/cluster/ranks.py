@@ -47,7 +47,9 @@ class Ranks(Team):
 
     def give(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int]) -> None:
         for owner in range(self.size):
-            for bucket in buckets([tensor.detach() for name, tensor in tensors.items() if owners[name] == owner]):
+            for bucket in buckets(
+                [tensor.detach() for name, tensor in tensors.items() if owners[name] == owner]
+            ):
                 flat = _flatten_dense_tensors(bucket)
                 with exchange():
                     dist.broadcast(flat, src=owner, group=self.group)
@@ -57,12 +59,19 @@ class Ranks(Team):
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all members, in the main memory of the first; nothing in that of the others."""
         shares = self.gather(
-            [(name, tensor.shape, tensor.dtype, tensor.device.type) for name, tensor in tensors.items()]
+            [
+                (name, tensor.shape, tensor.dtype, tensor.device.type)
+                for name, tensor in tensors.items()
+            ]
         )
         found: dict[str, Tensor] = {}
         for owner, share in enumerate(shares):
             for name, shape, dtype, kind in share:
-                mine = tensors[name].detach() if owner == self.rank else torch.empty(shape, dtype=dtype, device=kind)
+                mine = (
+                    tensors[name].detach()
+                    if owner == self.rank
+                    else torch.empty(shape, dtype=dtype, device=kind)
+                )
                 with exchange():
                     dist.broadcast(mine, src=owner, group=self.group)
                 if self.rank == 0:
@@ -143,19 +152,24 @@ def open_store(host: str) -> tuple[Any, tuple[str, int]]:
     """A store in which pairs find each other, which is to be kept; and its address. It listens on this address only."""
     listener = socket.create_server((host, 0))
     where = host, listener.getsockname()[1]
-    return TCPStore(*where, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), where
+    return TCPStore(
+        *where, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    ), where
 
 
 class Pair:
     """rank: 0 for the one that sends. name: the same for both and for no other pair of this store. All methods raise
     `Unmet` where the other one does not come, ends, or takes longer than `seconds` for a bucket."""
 
-    def __init__(self, where: tuple[str, int], name: str, rank: int, device: torch.device, seconds: float) -> None:
+    def __init__(
+        self, where: tuple[str, int], name: str, rank: int, device: torch.device, seconds: float
+    ) -> None:
         self._device, self._limit = device, timedelta(seconds=seconds)
         with exchange():
             store = PrefixStore(name, TCPStore(*where, is_master=False, timeout=self._limit))
             store.set(str(rank), "here")
-            store.wait([str(1 - rank)], self._limit)  # NCCL itself would wait without end for one that never comes
+            # NCCL itself would wait without end for one that never comes
+            store.wait([str(1 - rank)], self._limit)
             # What is waited for in a stream of its own keeps no work of the engine or the learner.
             self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             self._group = _group(store, rank, device, self._limit)
@@ -184,7 +198,8 @@ def _group(store: PrefixStore, rank: int, device: torch.device, limit: timedelta
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, rank, 2, limit)
     before = os.environ.get(BLOCKING)
-    os.environ[BLOCKING] = "1"  # read once, here: a failure is raised by `wait`, and does not end the process
+    # read once, here: a failure is raised by `wait`, and does not end the process
+    os.environ[BLOCKING] = "1"
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
     try:

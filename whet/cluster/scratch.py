@@ -13,7 +13,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX, LOCK, NEW = "whet-", "lock", "new"
+PREFIX = "whet-"
+LOCK = "lock"
+NEW = "new"
 
 
 def scratch_folder() -> tuple[Path, int]:
@@ -29,7 +31,8 @@ def scratch_folder() -> tuple[Path, int]:
 
 def _remove_abandoned(lock: Path) -> None:
     """Remove the folder of a lock of ours that nobody holds."""
-    with contextlib.suppress(OSError):  # it may just have been removed by its process, or be another user's
+    # it may just have been removed by its process, or be another user's
+    with contextlib.suppress(OSError):
         handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

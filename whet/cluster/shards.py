@@ -43,9 +43,14 @@ def shard_model(whole: Any, *, trained: bool = True) -> Any:
     It is run by `hidden_states`. The embedding, the last norm and the head stay whole after a forward pass, until the
     backward pass ends or `reshard` is called, since the learner reads the head's weight in between."""
     model = sharing_copy(whole, whole.parameters())
-    if any(name.endswith("experts") and isinstance(m, nn.ModuleList) for name, m in model.named_modules()):
+    if any(
+        name.endswith("experts") and isinstance(m, nn.ModuleList)
+        for name, m in model.named_modules()
+    ):
         alone = "has experts that are modules of their own, and processes may choose different ones"
-        raise WhetError(f'{type(whole).__name__} {alone}: learn.shard = "full" cannot train it; use "optimizer".')
+        raise WhetError(
+            f'{type(whole).__name__} {alone}: learn.shard = "full" cannot train it; use "optimizer".'
+        )
     half = trained and whole.dtype in _HALF
     policy = MixedPrecisionPolicy(whole.dtype, torch.float32, cast_forward_inputs=False)
     given: dict[str, Any] = {"mp_policy": policy} if half else {}
@@ -54,9 +59,11 @@ def shard_model(whole: Any, *, trained: bool = True) -> Any:
     for module in (*layers, model):
         _detach(module, trained, torch.float32 if half else whole.dtype)
         fully_shard(module, mesh=mesh, reshard_after_forward=module is not model, **given)
-        module.set_gradient_divide_factor(1.0)  # token weights are those of the whole batch: sums, not means
+        # token weights are those of the whole batch: sums, not means
+        module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-    for module in model.modules():  # else the compiler would leave out what it checks of a layer before it is run
+    # else the compiler would leave out what it checks of a layer before it is run
+    for module in model.modules():
         module._is_fsdp_managed_module = False
     # Packs go through the decoder, but it is the model that FSDP must see called, to gather what lies outside layers.
     model.run_decoder = model.get_decoder().__call__
@@ -80,12 +87,18 @@ def _detach(module: nn.Module, trained: bool, dtype: torch.dtype) -> None:
 class ShardedLearner(Learner):
     """Trains a model of which each process of a group, formed before, holds a part. `whole` is the engine's model."""
 
-    def __init__(self, whole: Any, config: Learn, *, encode: Encode, passes: Callable[..., Passes] = Passes) -> None:
+    def __init__(
+        self, whole: Any, config: Learn, *, encode: Encode, passes: Callable[..., Passes] = Passes
+    ) -> None:
         self._whole = whole.eval()
         self._half = whole.dtype in _HALF
         passes = partial(passes, whole=whole)
-        super().__init__(shard_model(whole), config, encode=encode, passes=passes, team=ShardedRanks())
-        self._targets: dict[str, Tensor] = {n: p.detach() for n, p in whole.named_parameters() if p.requires_grad}
+        super().__init__(
+            shard_model(whole), config, encode=encode, passes=passes, team=ShardedRanks()
+        )
+        self._targets: dict[str, Tensor] = {
+            n: p.detach() for n, p in whole.named_parameters() if p.requires_grad
+        }
 
     @property
     def whole(self) -> Any:
@@ -100,12 +113,18 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def warm_start(
-        self, batches: Iterable[Sequence[Pair]], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+        self,
+        batches: Iterable[Sequence[Pair]],
+        *,
+        steps: int,
+        lr: float,
+        on_step: Callable[[int, float], None],
     ) -> None:
         with torch.enable_grad():
             super().warm_start(batches, steps=steps, lr=lr, on_step=on_step)
         self.publish()
-        self._follow()  # in half precision training goes on from the rounded weights, as it does elsewhere
+        # in half precision training goes on from the rounded weights, as it does elsewhere
+        self._follow()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
@@ -116,23 +135,32 @@ class ShardedLearner(Learner):
     @torch.no_grad()
     def publish(self) -> None:
         """Write the weights into the engine's copy, a bucket at a time: one exchange for many tensors."""
-        live, size = self.optimizer.live, self.team.size
+        live = self.optimizer.live
+        size = self.team.size
         sides = {id(target): (live[name], target) for name, target in self._targets.items()}
         for bucket in buckets(list(self._targets.values())):
             parts, targets = zip(*(sides[id(target)] for target in bucket), strict=True)
-            rows = [-(-len(target) // size) for target in targets]  # of each part; the last ones may have fewer
-            ends = list(itertools.accumulate(n * target[0].numel() for n, target in zip(rows, targets, strict=True)))
+            # of each part; the last ones may have fewer
+            rows = [-(-len(target) // size) for target in targets]
+            ends = list(
+                itertools.accumulate(
+                    n * target[0].numel() for n, target in zip(rows, targets, strict=True)
+                )
+            )
             spans = list(itertools.starmap(slice, itertools.pairwise((0, *ends))))
             own = bucket[0].new_zeros(ends[-1])
             whole = own.new_empty(size * ends[-1])
             locals_ = [part.to_local().flatten() for part in parts]
-            places = [own[span][: local.numel()] for span, local in zip(spans, locals_, strict=True)]
+            places = [
+                own[span][: local.numel()] for span, local in zip(spans, locals_, strict=True)
+            ]
             torch._foreach_copy_(places, locals_)
             with exchange():
                 dist.all_gather_into_tensor(whole, own)
             by_rank = whole.view(size, -1)
             found = [
-                by_rank[:, span].reshape(-1)[: target.numel()] for span, target in zip(spans, targets, strict=True)
+                by_rank[:, span].reshape(-1)[: target.numel()]
+                for span, target in zip(spans, targets, strict=True)
             ]
             torch._foreach_copy_([target.view(-1) for target in targets], found)
 

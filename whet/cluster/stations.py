@@ -26,7 +26,10 @@ from typing import Any
 import ray
 from ray._private.state import state
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from whet.cluster.channel import Channel
 from whet.cluster.crew import LEAVE_S, Hand, shortened
@@ -48,7 +51,11 @@ class Listener:
         self._secret = secret
         host = ray.util.get_node_ip_address()
         self._listener = socket.create_server((host, 0))
-        self._where = (*self._listener.getsockname()[:2], os.getpid(), ray.get_runtime_context().get_node_id())
+        self._where = (
+            *self._listener.getsockname()[:2],
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+        )
 
     def where(self) -> tuple[str, int, int, str]:
         """Address and port on which it listens, its process, and what Ray calls its node."""
@@ -70,8 +77,11 @@ class Bench(Listener):
 
     def __init__(self, secret: bytes, path: Sequence[str], attend: bytes) -> None:
         super().__init__(secret)
-        sys.path.extend(place for place in path if place not in sys.path)  # where the driver has found its judges
-        threading.Thread(target=self._serve, args=[ray.cloudpickle.loads(attend)], daemon=True).start()
+        # where the driver has found its judges
+        sys.path.extend(place for place in path if place not in sys.path)
+        threading.Thread(
+            target=self._serve, args=[ray.cloudpickle.loads(attend)], daemon=True
+        ).start()
 
     def _serve(self, attend: Callable[[socket.socket], None]) -> None:
         while True:
@@ -86,8 +96,13 @@ class Station(Listener):
         os.environ.update(environment)
         super().__init__(secret)
         if environment.get("GLOO_SOCKET_IFNAME") == "lo":  # other nodes reach this one by another
-            psutil = importlib.import_module("psutil")  # Ray has its own, which is found once Ray is loaded
-            names = {address.address: name for name, own in psutil.net_if_addrs().items() for address in own}
+            # Ray has its own, which is found once Ray is loaded
+            psutil = importlib.import_module("psutil")
+            names = {
+                address.address: name
+                for name, own in psutil.net_if_addrs().items()
+                for address in own
+            }
             os.environ["GLOO_SOCKET_IFNAME"] = names.get(self._where[0], "lo")
         self._build = build
         self._member: FleetMember | None = None
@@ -108,7 +123,8 @@ class Station(Listener):
         """Take the first connection that knows the secret, and obey it until it ends."""
         with self._listener:
             end = self._accept()
-        with contextlib.closing(Channel(end)) as channel, contextlib.suppress(Gone):  # closed if it fails, too
+        # closed if it fails, too
+        with contextlib.closing(Channel(end)) as channel, contextlib.suppress(Gone):
             self._member = FleetMember(channel, self._built)
             self._member.serve()
 
@@ -143,11 +159,14 @@ class Dialled(Channel):
     """A channel to a station that may not have been placed yet. What is sent before that waits."""
 
     def __init__(self, actor: Any, secret: bytes) -> None:
-        self._actor, self._secret = actor, secret
+        self._actor = actor
+        self._secret = secret
         self._asked = actor.where.remote()
         self.served: Any = None  # the call that lasts as long as its member
         self.why = "closed its channel"
-        self.pid, self.host, self.node = 0, "", ""
+        self.pid = 0
+        self.host = ""
+        self.node = ""
         # An unconnected end, so that it can be closed like any other.
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
@@ -217,20 +236,31 @@ class Stations:
 
     actor: type[Station] = Station
 
-    def __init__(self, build: Build, environment: Mapping[str, str], need: Need, beside: Sequence[Need] = ()) -> None:
+    def __init__(
+        self, build: Build, environment: Mapping[str, str], need: Need, beside: Sequence[Need] = ()
+    ) -> None:
         self.secret = secrets.token_bytes(SECRET)
-        self.build, self.environment, self.need, self.beside = build, environment, need, beside
+        self.build = build
+        self.environment = environment
+        self.need = need
+        self.beside = beside
         asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
         self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=16)(self.actor)
         self._group: Any = None
         self.apart: set[int] = set()  # the workers that cannot open the memory of the learner
-        self.cards = 0 < need.get("GPU", 0) <= 1  # whether weights may go from card to card; several share no copy
+        # whether weights may go from card to card; several share no copy
+        self.cards = 0 < need.get("GPU", 0) <= 1
         self._store: Any = None  # where the two of a pair find each other, and its address
         self._unmet: set[int] = set()  # the workers that weights did not reach so
         self._looked = 0.0
 
     def places(self, most: int) -> int:
-        return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
+        return places(
+            [node["Resources"] for node in ray.nodes() if node["Alive"]],
+            self.need,
+            most,
+            self.beside,
+        )
 
     def await_room(self, count: int, what: str, seconds: float, say: Callable[[str], None]) -> None:
         """Raise where the cluster has no room for so many of them, and gets none in time."""
@@ -253,7 +283,9 @@ class Stations:
         group = self._group = placement_group([dict(self.need)] * count)
         if not group.wait(seconds):
             self.free()
-            raise WhetError(f"Others use the cluster: no room for {count} learners was free within {seconds:g} s.")
+            raise WhetError(
+                f"Others use the cluster: no room for {count} learners was free within {seconds:g} s."
+            )
 
     def free(self) -> None:
         if self._group is not None:
@@ -263,8 +295,12 @@ class Stations:
     def start(self, number: int, name: str) -> ActorHand:
         kind = self.kind
         if self._group is not None:
-            kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
-        return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
+            kind = kind.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number)
+            )
+        return ActorHand(
+            number, name, kind.remote(self.secret, self.build, self.environment), self.secret
+        )
 
     def cross(self, source: Any, worker: Any, *what: Any) -> list[Any]:
         """Begin to send what `source` has packed from its card to that of a worker; nothing where there is no way."""
@@ -272,7 +308,10 @@ class Stations:
             return []
         self._store = self._store or open_store(ray.util.get_node_ip_address())
         name = " ".join(hand.actor._actor_id.hex() for hand in (source, worker))
-        return [hand.actor.cross.remote(worker.number, name, self._store[1], *what) for hand in (worker, source)]
+        return [
+            hand.actor.cross.remote(worker.number, name, self._store[1], *what)
+            for hand in (worker, source)
+        ]
 
     def send(self, parcel: Any, worker: Any) -> list[Any]:
         """Begin to carry what was fetched to a worker."""
@@ -284,7 +323,9 @@ class Stations:
             return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
-            raise WhetError(f"{full}: {_told(error)}; --resume goes on from the last checkpoint.") from error
+            raise WhetError(
+                f"{full}: {_told(error)}; --resume goes on from the last checkpoint."
+            ) from error
         except ray.exceptions.RayError as error:
             source.lose(f"did not hand out its weights within {seconds:g} s: {_told(error)}")
             return None
@@ -292,7 +333,8 @@ class Stations:
     def look(self, workers: Sequence[Hand]) -> None:
         """Note which workers must leave, since their nodes are drained."""
         if time.monotonic() - self._looked > LOOK_S:
-            drained, self._looked = state.get_draining_nodes(), time.monotonic()
+            drained = state.get_draining_nodes()
+            self._looked = time.monotonic()
             for hand in workers:
                 hand.leaving |= isinstance(hand, ActorHand) and hand.dialled.node in drained
 
@@ -305,7 +347,9 @@ class Stations:
                     self._unmet.add(worker.number)
                     return True  # and the worker will say that it has got nothing
             except ray.exceptions.RayActorError as error:
-                hand, did = (worker, "got the") if call == sending[0] else (source, "handed out its")
+                hand, did = (
+                    (worker, "got the") if call == sending[0] else (source, "handed out its")
+                )
                 hand.lose(f"was lost while it {did} weights: {_told(error)}")
             except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
                 source.lose(f"was lost while it handed out its weights: {_told(error)}")
@@ -316,17 +360,25 @@ class Benches:
     """An actor for judges on each node but the driver's, or there if it is the only one. Ray starts lost ones again."""
 
     def __init__(self, attend: Callable[[socket.socket], None], seconds: float) -> None:
-        self.secret, self.seconds, packed = secrets.token_bytes(SECRET), seconds, ray.cloudpickle.dumps(attend)
+        self.secret, self.seconds, packed = (
+            secrets.token_bytes(SECRET),
+            seconds,
+            ray.cloudpickle.dumps(attend),
+        )
         own = ray.get_runtime_context().get_node_id()
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        kind, self.actors = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(Bench), deque[Any]()
+        kind = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(Bench)
+        self.actors = deque[Any]()
         for node in [node for node in nodes if node != own] or [own]:
-            there = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
+            there = kind.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)
+            )
             self.actors.append(there.remote(self.secret, sys.path, packed))
 
     def dial(self) -> tuple[socket.socket, Callable[[], bool]]:
         """A connection to the next one, and what says that it is gone. Raises OSError where none answers."""
-        why, until = "", time.monotonic() + self.seconds
+        why = ""
+        until = time.monotonic() + self.seconds
         while self.actors and time.monotonic() < until:
             self.actors.rotate()
             actor = self.actors[0]
@@ -335,7 +387,8 @@ class Benches:
                 end = socket.create_connection(found[:2], timeout=LEAVE_S)
                 end.sendall(self.secret)
             except (ray.exceptions.RayError, OSError) as error:
-                why = str(error).strip().splitlines()[-1][:300]  # the cause of what an actor met at its start
+                # the cause of what an actor met at its start
+                why = str(error).strip().splitlines()[-1][:300]
                 if isinstance(error, ray.exceptions.ActorDiedError):  # for good
                     self.actors.popleft()
                 time.sleep(0.1)
@@ -366,14 +419,20 @@ def join_cluster(cores: int, address: str = "") -> Callable[[], None]:
     before = signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "configure_logging": False,
+    }
     try:
         if address:
-            if found := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address):  # Ray would wait for it for ever
+            # Ray would wait for it for ever
+            if found := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address):
                 socket.create_connection((found[1], int(found[2])), LEAVE_S).close()
             ray.init(address=address, **quiet)
         else:
-            own = {"address": "local", "num_cpus": cores, "include_dashboard": False}  # not one that is found here
+            # not one that is found here
+            own = {"address": "local", "num_cpus": cores, "include_dashboard": False}
             ray.init(**own, _node_ip_address=LOOPBACK, **quiet)
             if ray.util.get_node_ip_address() != LOOPBACK:
                 ray.shutdown()
@@ -382,8 +441,11 @@ def join_cluster(cores: int, address: str = "") -> Callable[[], None]:
                     "start a cluster and set RAY_ADDRESS, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0."
                 )
     except (OSError, RuntimeError, ValueError) as error:
-        raise WhetError(f"Ray does not answer{f' at {address}' * bool(address)}: {_told(error)}") from error
+        raise WhetError(
+            f"Ray does not answer{f' at {address}' * bool(address)}: {_told(error)}"
+        ) from error
     finally:
-        with contextlib.suppress(TypeError, ValueError):  # Ray has put its own there, if this is the main thread
+        # Ray has put its own there, if this is the main thread
+        with contextlib.suppress(TypeError, ValueError):
             signal.signal(signal.SIGTERM, before)
     return ray.shutdown

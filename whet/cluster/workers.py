@@ -22,9 +22,11 @@ from whet.errors import WhetError
 if TYPE_CHECKING:
     from whet.cluster.stations import Stations
 
-HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
+# how long to wait for the slower half of the workers: times that of the faster, at least
+HURRY, HURRY_S = 3.0, 0.1
 SLOW = 4.0  # times as long as the others a slow worker takes, for a step and for a row of it
-PACED, AGAIN = 10, 3  # more steps than that tell a pace; that of a worker which was slow before is told sooner
+# more steps than that tell a pace; that of a worker which was slow before is told sooner
+PACED, AGAIN = 10, 3
 REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
@@ -49,22 +51,35 @@ class Workers(Crew):
     kind = "Worker"
 
     def __init__(
-        self, order: Mapping[str, Any], post: Stations, learners: Crew, *, workers: int, least: int, timeout_s: float
+        self,
+        order: Mapping[str, Any],
+        post: Stations,
+        learners: Crew,
+        *,
+        workers: int,
+        least: int,
+        timeout_s: float,
     ) -> None:
-        self.learners, self.post, self.least = learners, post, least
+        self.learners = learners
+        self.post = post
+        self.least = least
         # Called where there are too few for good, and the step can still be ended by those that are left.
         self.on_short: Callable[[str], None] = lambda sentence: None
         self._stale = True  # whether the learner's weights may be others than those of the workers
-        self._begun: dict[int, int] = {}  # by the number of a worker that joins: the question that it has to answer
+        # by the number of a worker that joins: the question that it has to answer
+        self._begun: dict[int, int] = {}
         self._losses: Counter[int] = Counter()  # of each place, since the last update
         self._short = False
         self._sums = ""  # of the weights that were sent last
         self._source = learners.hands[0]  # the learner that has packed them
-        self._issue, self._where, self._parcel = 0, None, None  # the newest weights: number, place, what can be sent
+        # the newest weights: number, place, what can be sent
+        self._issue, self._where, self._parcel = 0, None, None
         self._due: dict[int, Delivery] = {}  # by the number of the worker
         self._behind: set[int] = set()  # those that the others do not wait for
-        self._handing: dict[int, int] = {}  # by the number of a worker: the question to give up what it has
-        self._resting: dict[int, int] = {}  # by the number of a slow worker: from which version on it is asked again
+        # by the number of a worker: the question to give up what it has
+        self._handing: dict[int, int] = {}
+        # by the number of a slow worker: from which version on it is asked again
+        self._resting: dict[int, int] = {}
         self._rests: Counter[int] = Counter()  # how often each was slow
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
@@ -84,19 +99,26 @@ class Workers(Crew):
             if time.monotonic() > until:
                 break
         if len(self.present) < self.least:
-            why = next((hand.lost for hand in self.hands if hand.lost), f"no more had come after {START_S:g} s")
-            there = f"only {len(self.present)} of the {self.least} workers that the run needs are there"
+            why = next(
+                (hand.lost for hand in self.hands if hand.lost),
+                f"no more had come after {START_S:g} s",
+            )
+            there = (
+                f"only {len(self.present)} of the {self.least} workers that the run needs are there"
+            )
             raise WhetError(f"{why}, and {there}; nothing was trained.")
 
     def _invite(self, number: int) -> None:
         """Ask a process that has just been started to build its engine. It need not be there yet."""
         self.tell(number, "begin", {**self.order, "rank": number, "size": self.size})
-        self._begun[number], self._rests[number] = self._serial, 0
+        self._begun[number] = self._serial
+        self._rests[number] = 0
 
     def _admit(self, first: bool = False) -> None:
         """Give weights to those that have come, and count those that have them among the present. first: one that
         cannot build its engine ends the run, as all may."""
-        self._take_from()  # it may wait for others, so it comes before any of them is noted here alone
+        # it may wait for others, so it comes before any of them is noted here alone
+        self._take_from()
         come = [*self._built(first), *self._rested()]
         sent = not self._stale  # else `prepare` sends the weights to all
         if come and sent:
@@ -121,7 +143,8 @@ class Workers(Crew):
             hand = self.hands[number]
             answer = hand.replies.pop(serial, None)
             late = time.monotonic() > START_S + max(hand.since, hand.channel.reached)
-            if answer is None and late and hand.channel.ready():  # it does not wait for room in the cluster
+            # it does not wait for room in the cluster
+            if answer is None and late and hand.channel.ready():
                 hand.lose(f"was not ready within {START_S:g} s")
             if answer is not None and answer[0] == "failed":
                 if first:
@@ -142,7 +165,11 @@ class Workers(Crew):
     def _rested(self) -> list[int]:
         """Slow ones that are asked again, since their time is over or too few others are left."""
         few = len(self.present) < self.least
-        over = [n for n, until in self._resting.items() if (few or until <= self.version) and n not in self._handing]
+        over = [
+            n
+            for n, until in self._resting.items()
+            if (few or until <= self.version) and n not in self._handing
+        ]
         for number in over:
             del self._resting[number]
         return over
@@ -192,9 +219,13 @@ class Workers(Crew):
             self._issue += 1
             used = frozenset(due.issue for due in self._due.values())
             self._sums, self._where = self.learners.first("pack_up", self._issue, used)
-            self._source, self._parcel, self._stale = self.learners.hands[0], None, False
+            self._source = self.learners.hands[0]
+            self._parcel = None
+            self._stale = False
             # One that is behind gets them after those that it waits for, if there are any.
-            self._publish([number for number in (*self.present, *self._behind) if number not in self._due])
+            self._publish(
+                [number for number in (*self.present, *self._behind) if number not in self._due]
+            )
             if self.lacking:
                 self.mend()
 
@@ -227,13 +258,17 @@ class Workers(Crew):
 
     def _deliver(self, number: int) -> None:
         hand = self.hands[number]
-        due = self._due[number] = Delivery(self._issue, self.version, self._source, time.monotonic(), hand.version)
+        due = self._due[number] = Delivery(
+            self._issue, self.version, self._source, time.monotonic(), hand.version
+        )
         if number not in self.post.apart:
             self.tell(number, "publish", due.version, self.drafter, self._where)
             due.asked = self._serial
             return
         # Half of the time, so that there is some left for another way.
-        due.sending = self.post.cross(self._source, hand, self._issue, self._where, self._timeout_s / 2)
+        due.sending = self.post.cross(
+            self._source, hand, self._issue, self._where, self._timeout_s / 2
+        )
         if not due.sending and self._parcel is None:  # the first worker that needs it
             self._parcel = self.post.fetch(self._source, self._timeout_s)
         if not due.sending and not self._source.lost:
@@ -248,7 +283,11 @@ class Workers(Crew):
     def _lead_on(self, number: int, due: Delivery) -> bool:
         """Lead one delivery on. Returns whether it has ended."""
         hand = self.hands[number]
-        if not due.asked and not hand.lost and (due.source.lost or self.post.arrived(due.sending, due.source, hand)):
+        if (
+            not due.asked
+            and not hand.lost
+            and (due.source.lost or self.post.arrived(due.sending, due.source, hand))
+        ):
             if due.source.lost:  # and the weights with it: another learner packs them again
                 self._stale = True
                 return True
@@ -257,7 +296,9 @@ class Workers(Crew):
         answer = hand.replies.pop(due.asked, None)
         if answer is None:
             if time.monotonic() - due.since > self._timeout_s - LOOK_S:
-                what = f"take version {due.version} of the weights" if due.asked else "get the weights"
+                what = (
+                    f"take version {due.version} of the weights" if due.asked else "get the weights"
+                )
                 hand.lose(f"did not {what} within {self._timeout_s:g} s")
         elif answer[0] == "failed":
             hand.lose(f"did not take version {due.version} of the weights: {answer[2]}")
@@ -277,7 +318,9 @@ class Workers(Crew):
             return True
         return bool(hand.lost)
 
-    def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
+    def call_each(
+        self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True
+    ) -> list[Any]:
         if name == "release":
             return []  # workers have their memory to themselves
         if name == "take_back":
@@ -290,8 +333,11 @@ class Workers(Crew):
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, tickets, bundle: None, lambda numbers: None
-        self.handed, self.owing = lambda number, state: None, tuple
-        self.learners, self.version, self._stale = learners, 0, True
+        self.handed = lambda number, state: None
+        self.owing = tuple
+        self.learners = learners
+        self.version = 0
+        self._stale = True
         for number in (*self._due, *self._handing):
             self.hands[number].lose("waited for a learner that was lost")
         self._admit()
@@ -305,9 +351,17 @@ class Workers(Crew):
         super().listen(timeout)
         self._admit()
         self.post.look(self.hands)
-        for number in [n for n in {*self.present, *self._resting} - self._handing.keys() if self.hands[n].leaving]:
+        for number in [
+            n
+            for n in {*self.present, *self._resting} - self._handing.keys()
+            if self.hands[n].leaving
+        ]:
             self._send_away(number, "has to leave")
-        known = {n: p[1:] for n in self.present if (p := self.hands[n].pace)[0] > (AGAIN if self._rests[n] else PACED)}
+        known = {
+            n: p[1:]
+            for n in self.present
+            if (p := self.hands[n].pace)[0] > (AGAIN if self._rests[n] else PACED)
+        }
         usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
         for number, pace in known.items():
             times = min(own / other for own, other in zip(pace, usual, strict=True))
@@ -371,7 +425,9 @@ class Workers(Crew):
             self._hear(0.2)
             self._admit()
             there = len(self.present) >= self.least
-            if there or (time.monotonic() < until and (self._begun or self._behind or self._handing)):
+            if there or (
+                time.monotonic() < until and (self._begun or self._behind or self._handing)
+            ):
                 continue
             if not self.present:
                 raise WhetError(f"{few}; --resume goes on from the last checkpoint.")
@@ -397,7 +453,11 @@ def places(nodes: Sequence[Need], need: Need, most: int, beside: Sequence[Need] 
     left = [dict(node) for node in nodes]
 
     def place(need: Need) -> bool:
-        fits = (node for node in left if all(node.get(kind, 0) >= number for kind, number in need.items()))
+        fits = (
+            node
+            for node in left
+            if all(node.get(kind, 0) >= number for kind, number in need.items())
+        )
         if (node := next(fits, None)) is not None:
             node.update({kind: node[kind] - number for kind, number in need.items()})
         return node is not None

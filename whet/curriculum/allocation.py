@@ -49,8 +49,12 @@ def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> 
     while below is None or below:
         held |= below or set()
         left = total - minimum * len(held)
-        weight = sum(share for i, share in enumerate(exact) if i not in held)  # never 0: never all are held
-        parts = [Fraction(minimum) if i in held else share * left / weight for i, share in enumerate(exact)]
+        # never 0: never all are held
+        weight = sum(share for i, share in enumerate(exact) if i not in held)
+        parts = [
+            Fraction(minimum) if i in held else share * left / weight
+            for i, share in enumerate(exact)
+        ]
         below = {i for i, part in enumerate(parts) if part < minimum}
     whole = [math.floor(part) for part in parts]
     by_fraction = sorted(range(len(parts)), key=lambda i: (whole[i] - parts[i], i))
@@ -114,7 +118,10 @@ def moments_of(right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     if min(map(len, classes)) > 1:
         means = [scores.mean(axis=0) for scores in classes]
         between = means[0] - means[1]
-        spreads = [np.sum((s - m) ** 2) / (len(s) - 1) / len(s) for s, m in zip(classes, means, strict=True)]
+        spreads = [
+            np.sum((s - m) ** 2) / (len(s) - 1) / len(s)
+            for s, m in zip(classes, means, strict=True)
+        ]
         found[2] = between @ between - sum(spreads)
     return np.where(np.isfinite(found), found, np.nan)
 
@@ -149,13 +156,18 @@ class Moments(Saved):
             return
         found = np.array([moments for _, moments in visits])
         known = ~np.isnan(found)
-        counts, sums = known.sum(axis=0), np.where(known, found, 0.0).sum(axis=0)
+        counts = known.sum(axis=0)
+        sums = np.where(known, found, 0.0).sum(axis=0)
         means = np.divide(sums, counts, out=np.full(3, np.nan), where=counts > 0)
         moved = self.common + COMMON_RATE * (means - self.common)
-        self.common = np.where(np.isnan(means), self.common, np.where(np.isnan(self.common), means, moved))
+        self.common = np.where(
+            np.isnan(means), self.common, np.where(np.isnan(self.common), means, moved)
+        )
         for row, moments in visits:
             before = self._full(np.array([row]))[0]
-            self._own[row] = np.where(np.isnan(moments), self._own[row], before + RATE * (moments - before))
+            self._own[row] = np.where(
+                np.isnan(moments), self._own[row], before + RATE * (moments - before)
+            )
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """[rows, 3]: e1, e0, gap_sq, none of them negative."""
@@ -166,14 +178,18 @@ class Moments(Saved):
         """The common averages, completed: an unseen class is like the other, an unseen gap is 0, norms start at 1."""
         right, wrong, gap = (None if np.isnan(value) else value for value in self.common.tolist())
         norm = next((value for value in (right, wrong) if value is not None), 1.0)
-        return np.array([norm if right is None else right, norm if wrong is None else wrong, gap or 0.0])
+        return np.array(
+            [norm if right is None else right, norm if wrong is None else wrong, gap or 0.0]
+        )
 
     def _full(self, rows: np.ndarray) -> np.ndarray:
         """What a prompt lacks is the common value, times the ratio of its known norms to the common ones. Scores grow
         with the length of a response: the gap of long ones would swallow the sigma of a short one."""
-        own, usual = self._own[rows].astype(np.float64), self.usual
+        own = self._own[rows].astype(np.float64)
+        usual = self.usual
         known = ~np.isnan(own[:, :2])
-        norms, expected = np.where(known, own[:, :2], 0.0).sum(axis=1), (known * usual[:2]).sum(axis=1)
+        norms = np.where(known, own[:, :2], 0.0).sum(axis=1)
+        expected = (known * usual[:2]).sum(axis=1)
         scale = np.divide(norms, expected, out=np.ones(len(own)), where=expected > 0.0)
         return np.where(np.isnan(own), scale[:, None] * usual, own)
 

@@ -16,11 +16,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from whet.errors import WhetError
-from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
+from whet.types import (
+    Batch,
+    Clock,
+    Group,
+    Report,
+    Request,
+    Rollout,
+    rollout_from_json,
+    rollout_to_json,
+)
 
 
 class Curriculum(Protocol):
-    needs: frozenset[str]  # signals wanted in `Report.signals`; a learner that cannot compute one is refused at start
+    # signals wanted in `Report.signals`; a learner that cannot compute one is refused at start
+    needs: frozenset[str]
 
     def plan(self, clock: Clock) -> list[Request]:
         """Request rollouts. Each of them comes back once through `observe`, also if a weight update cuts it."""
@@ -96,7 +106,9 @@ class Saved:
 
 
 def refuse_state(how: str) -> None:
-    raise WhetError(f"The checkpoint was written {how}; resume with the same recipe and data, or start a new run.")
+    raise WhetError(
+        f"The checkpoint was written {how}; resume with the same recipe and data, or start a new run."
+    )
 
 
 def expect(state: Mapping[str, Any], *names: str) -> None:
@@ -105,7 +117,8 @@ def expect(state: Mapping[str, Any], *names: str) -> None:
         refuse_state(f"without {missing[0]}, by another curriculum or an older version")
 
 
-RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Batch, Group)}  # dataclasses that a state may contain
+# dataclasses that a state may contain
+RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Batch, Group)}
 
 
 def to_json(value: Any) -> Any:
@@ -123,12 +136,20 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
     if isinstance(value, tuple | set):
-        return {type(value).__name__: [to_json(item) for item in (sorted(value) if isinstance(value, set) else value)]}
+        return {
+            type(value).__name__: [
+                to_json(item) for item in (sorted(value) if isinstance(value, set) else value)
+            ]
+        }
     if isinstance(value, np.ndarray):
         return {"array": [pack(value), value.dtype.name, list(value.shape)]}
     if isinstance(value, Rollout):
         return {"Rollout": rollout_to_json(value)}
-    return {type(value).__name__: {field.name: to_json(getattr(value, field.name)) for field in fields(value)}}
+    return {
+        type(value).__name__: {
+            field.name: to_json(getattr(value, field.name)) for field in fields(value)
+        }
+    }
 
 
 def from_json(value: Any) -> Any:
@@ -149,7 +170,10 @@ def from_json(value: Any) -> Any:
 
 def rows_to_json(rows: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, str]:
     """The entries of some rows: all others are as in a new object."""
-    return {"rows": pack(rows.astype(np.int32)), **{name: pack(column[rows]) for name, column in columns.items()}}
+    return {
+        "rows": pack(rows.astype(np.int32)),
+        **{name: pack(column[rows]) for name, column in columns.items()},
+    }
 
 
 def rows_from_json(state: Mapping[str, str], columns: Mapping[str, np.ndarray]) -> None:
@@ -219,7 +243,8 @@ def named(values: Mapping[str, float]) -> dict[str, float]:
 # ---- progress of a run, by which stages end
 
 SPAN = 20  # updates that a moving average reaches back
-GAIN = 0.01  # a smaller gain of the reward is no progress. OURS, like SPAN: FastCuRL gives no exact rule
+# a smaller gain of the reward is no progress. OURS, like SPAN: FastCuRL gives no exact rule
+GAIN = 0.01
 
 
 def smoothed(before: float | None, value: float) -> float:
@@ -242,11 +267,14 @@ class Evidence(Saved):
     def emitted(self, clock: Clock) -> None:
         """Drop rollouts of older versions: their groups were let go before this batch."""
         if clock.cut:
-            self.rollouts = [rollout for rollout in self.rollouts if rollout.first_version >= clock.version]
+            self.rollouts = [
+                rollout for rollout in self.rollouts if rollout.first_version >= clock.version
+            ]
 
     def updated(self, clock: Clock, held: Collection[int]) -> list[Rollout]:
         """Return the rollouts that count and start anew; `held` are the groups that are not decided yet."""
-        rollouts, self.rollouts = self.rollouts, []
+        rollouts = self.rollouts
+        self.rollouts = []
         return [rollout for rollout in rollouts if not (clock.cut and rollout.group_id in held)]
 
 
@@ -259,16 +287,22 @@ class Progress(Saved):
         self.plateau = plateau  # updates that `stalled` looks back; with 0 the reward never stalls
         self.reward: float | None = None
         self.truncated: float | None = None  # None before the first update with responses
-        self._past: list[float] = []  # smoothed rewards of the last `plateau` updates and the one before them
+        # smoothed rewards of the last `plateau` updates and the one before them
+        self._past: list[float] = []
 
     def update(self, rollouts: Sequence[Rollout]) -> None:
         """Learn from the rollouts of an update; cut ones say nothing, unjudged ones say nothing about the reward."""
         done = [rollout for rollout in rollouts if rollout.finish != "cut"]
-        rewards = [rollout.reward for rollout in done if rollout.judged and rollout.reward is not None]
+        rewards = [
+            rollout.reward for rollout in done if rollout.judged and rollout.reward is not None
+        ]
         if done:
-            self.truncated = smoothed(self.truncated, sum(r.finish == "length" for r in done) / len(done))
+            self.truncated = smoothed(
+                self.truncated, sum(r.finish == "length" for r in done) / len(done)
+            )
         if rewards:
-            self.reward = smoothed(self.reward, float(np.cumsum(rewards)[-1]) / len(rewards))  # added one by one
+            # added one by one
+            self.reward = smoothed(self.reward, float(np.cumsum(rewards)[-1]) / len(rewards))
         if self.reward is not None and self.plateau:
             self._past = [*self._past, self.reward][-self.plateau - 1 :]
 

@@ -20,7 +20,14 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.base import Curriculum, Source
-from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
+from whet.curriculum.cures import (
+    Cures,
+    GradientSigmas,
+    Scored,
+    Sigmas,
+    neyman_continuations,
+    rate_sigmas,
+)
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.reset import Reset
 from whet.curriculum.rho import CuresSource
@@ -37,15 +44,23 @@ class Facts:
     """What a curriculum may know about the prompts, in the order of their ids. Texts are not part of it."""
 
     ids: Sequence[str]
-    entries: Sequence[tuple[int, float]] = ()  # (prompts, weight) of each data entry; empty: one of weight 1
+    # (prompts, weight) of each data entry; empty: one of weight 1
+    entries: Sequence[tuple[int, float]] = ()
     levels: Sequence[float | None] | np.ndarray = ()
     characters: Sequence[int] | np.ndarray = ()
     tasks: Sequence[str] | np.ndarray = ()
 
     def indexed(self) -> Facts:
         """The same with one map of ids and with arrays as columns, so that a part is taken without a loop."""
-        characters, tasks = np.asarray(self.characters, np.int64), np.asarray(self.tasks, object)
-        return replace(self, ids=Ids.of(self.ids), levels=numbers(self.levels), characters=characters, tasks=tasks)
+        characters = np.asarray(self.characters, np.int64)
+        tasks = np.asarray(self.tasks, object)
+        return replace(
+            self,
+            ids=Ids.of(self.ids),
+            levels=numbers(self.levels),
+            characters=characters,
+            tasks=tasks,
+        )
 
     def among(self, ids: Sequence[str]) -> Facts:
         """The facts of these ids, which are some of the whole in the same order."""
@@ -53,9 +68,13 @@ class Facts:
             return self
         index = Ids.of(self.ids)
         rows = index.rows(ids)
-        sizes = np.diff(np.searchsorted(rows, list(accumulate(size for size, _ in self.entries))), prepend=0).tolist()
+        sizes = np.diff(
+            np.searchsorted(rows, list(accumulate(size for size, _ in self.entries))), prepend=0
+        ).tolist()
         columns = {"levels": self.levels, "characters": self.characters, "tasks": self.tasks}
-        some: dict[str, Any] = {name: np.asarray(c)[rows] if len(c) else c for name, c in columns.items()}
+        some: dict[str, Any] = {
+            name: np.asarray(c)[rows] if len(c) else c for name, c in columns.items()
+        }
         entries = [(size, weight) for size, (_, weight) in zip(sizes, self.entries, strict=True)]
         return replace(self, ids=index.some(rows), entries=entries, **some)
 
@@ -82,21 +101,32 @@ def common(settings: config.CurriculumSettings, sampling: Sampling) -> dict[str,
 
 def plain(gate: type[Gate], **plan: Any) -> CurriculumPlan:
     """The plan of a gate that takes only the common settings."""
-    return CurriculumPlan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)), **plan)
+    return CurriculumPlan(
+        lambda settings, source, sampling, _: gate(source, **common(settings, sampling)), **plan
+    )
 
 
-def _speed(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
-    least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
+def _speed(
+    settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None
+) -> Gate:
+    # what is trained alone needs two to share a baseline
+    least = 1 if settings.speed.use_screening else 2
     screened = settings.speed.n_init if settings.speed.use_screening else 0
     allocate = neyman_continuations(sigmas, least, screened) if sigmas is not None else None
     estimates = source.estimates() if isinstance(source, CuresSource) else None
     own = settings.speed.model_dump()
-    return Speed(source, allocate=allocate, estimates=estimates, **own, **common(settings, sampling))
+    return Speed(
+        source, allocate=allocate, estimates=estimates, **own, **common(settings, sampling)
+    )
 
 
-def _cures(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
+def _cures(
+    settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None
+) -> Gate:
     if not isinstance(source, CuresSource):
-        raise WhetError(f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".')
+        raise WhetError(
+            f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".'
+        )
     own = settings.cures.model_dump(include={"minimum", "probe"})
     return Cures(source, sigmas=sigmas, **own, **common(settings, sampling))
 
@@ -104,16 +134,27 @@ def _cures(settings: config.CurriculumSettings, source: Source, sampling: Sampli
 def _without_weights(facts: Facts, source: str) -> Facts:
     """Refuse data weights under a source that would silently ignore them."""
     if len({weight for size, weight in facts.entries if size}) > 1:
-        raise WhetError(f"The source {source} chooses prompts by their history and knows no data.weight; leave it out.")
+        raise WhetError(
+            f"The source {source} chooses prompts by their history and knows no data.weight; leave it out."
+        )
     return facts
 
 
-def _cures_source(settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    about = {"rest": settings.age_bound, "entries": facts.entries, "pool": pool, "levels": facts.levels}
+def _cures_source(
+    settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None
+) -> CuresSource:
+    about = {
+        "rest": settings.age_bound,
+        "entries": facts.entries,
+        "pool": pool,
+        "levels": facts.levels,
+    }
     return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 
-def _scalingrl_source(settings: config.CurriculumSettings, facts: Facts, seed: int) -> ScalingRLSource:
+def _scalingrl_source(
+    settings: config.CurriculumSettings, facts: Facts, seed: int
+) -> ScalingRLSource:
     facts = _without_weights(facts, "scalingrl")
     return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
 
@@ -149,7 +190,9 @@ def find_plan(name: str) -> CurriculumPlan:
         return plain(kind) if issubclass(kind, Gate) else CurriculumPlan(own=kind)
     if name not in CURRICULA:
         near = difflib.get_close_matches(name.lower(), CURRICULA, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(sorted(CURRICULA))}."
+        hint = (
+            f'did you mean "{near[0]}"?' if near else f"known are {', '.join(sorted(CURRICULA))}."
+        )
         raise WhetError(f'There is no curriculum "{name}"; {hint}')
     return CURRICULA[name]
 
@@ -163,46 +206,71 @@ def import_curriculum(name: str) -> type:
     _, kind = import_own(name, where)
     if not isinstance(kind, type):
         raise WhetError(f'{where}: {module_name} has no class "{class_name}".')
-    methods = [key for key, value in vars(Curriculum).items() if inspect.isfunction(value) and key[0] != "_"]
+    methods = [
+        key
+        for key, value in vars(Curriculum).items()
+        if inspect.isfunction(value) and key[0] != "_"
+    ]
     lacking = [key for key in methods if not callable(getattr(kind, key, None))]
     if lacking := [*lacking, *sorted(getattr(kind, "__abstractmethods__", ()))]:
-        raise WhetError(f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum.")
-    args, names = [], ["facts", "settings", "sampling", "seed"]
+        raise WhetError(
+            f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum."
+        )
+    args = []
+    names = ["facts", "settings", "sampling", "seed"]
     if issubclass(kind, Gate):
-        args, names = ["source"], [*common(config.CurriculumSettings(), Sampling(max_tokens=1))]
+        args = ["source"]
+        names = [*common(config.CurriculumSettings(), Sampling(max_tokens=1))]
     try:
         inspect.signature(kind).bind(*args, **dict.fromkeys(names))
     except TypeError as error:
-        raise WhetError(f"{where} is built with ({', '.join(args + names)}), which does not fit: {error}.") from None
+        raise WhetError(
+            f"{where} is built with ({', '.join(args + names)}), which does not fit: {error}."
+        ) from None
     return kind
 
 
 # ---- building
 
 
-def build_curriculum(settings: config.CurriculumSettings, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def build_curriculum(
+    settings: config.CurriculumSettings, *, facts: Facts, sampling: Sampling, seed: int
+) -> Curriculum:
     """Gate and source with their wrappers, once or for every stage."""
     plan = find_plan(settings.name)
     built = _build(plan, settings, facts.indexed(), sampling, seed)
-    gc.collect(1)  # this looks at the columns of a million prompts once: here, and not during the first update
+    # this looks at the columns of a million prompts once: here, and not during the first update
+    gc.collect(1)
     return built
 
 
 def _build(
-    plan: CurriculumPlan, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
+    plan: CurriculumPlan,
+    settings: config.CurriculumSettings,
+    facts: Facts,
+    sampling: Sampling,
+    seed: int,
 ) -> Curriculum:
     latest: Any = None  # the source of the stage before
 
-    def make(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
+    def make(
+        settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, first: int
+    ) -> Curriculum:
         nonlocal latest
         assert plan.gate is not None
-        source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
+        # each stage its own order
+        source = SOURCES[settings.source or plan.source](settings, facts, seed + first)
         if isinstance(source, CuresSource | ScalingRLSource) and latest is not None:
             source.inherit(latest)
         latest = source
-        sigmas: Sigmas | None = None  # by which rollouts are divided, over a source that estimates pass rates
+        # by which rollouts are divided, over a source that estimates pass rates
+        sigmas: Sigmas | None = None
         if isinstance(source, CuresSource):
-            sigmas = GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source)
+            sigmas = (
+                GradientSigmas(source)
+                if settings.cures.sigma == "gradient"
+                else rate_sigmas(source)
+            )
         gate = plan.gate(settings, source, sampling, sigmas)
         gate.book.next_id = first
         built: Curriculum = gate
@@ -213,13 +281,22 @@ def _build(
         return Scored(built, sigmas) if divides and isinstance(sigmas, GradientSigmas) else built
 
     def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
-        return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
+        return make(
+            stage_settings(stage, settings),
+            facts.among(ids),
+            stage_sampling(stage, sampling),
+            first,
+        )
 
     if plan.own is not None:
         return _build_own(plan.own, settings, facts, sampling, seed)
     built: Curriculum
     if stages := stages_of(settings, sampling.max_tokens):
-        columns: dict[str, Any] = {"ids": facts.ids, "characters": facts.characters, "tasks": facts.tasks}
+        columns: dict[str, Any] = {
+            "ids": facts.ids,
+            "characters": facts.characters,
+            "tasks": facts.tasks,
+        }
         built = Stages(stages, make_stage, max_tokens=sampling.max_tokens, **columns)
     else:
         built = make(settings, facts, sampling, 0)
@@ -234,10 +311,14 @@ def _build_own(
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
     if unused := [name for name in ("source", "stages") if getattr(settings, name)]:
         cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
-        raise WhetError(f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}.")
+        raise WhetError(
+            f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}."
+        )
     built: Curriculum = kind(facts=facts, settings=settings, sampling=sampling, seed=seed)
     if not isinstance(getattr(built, "needs", None), frozenset):
-        raise WhetError(f'curriculum.name = "{settings.name}": the class needs an attribute needs = frozenset().')
+        raise WhetError(
+            f'curriculum.name = "{settings.name}": the class needs an attribute needs = frozenset().'
+        )
     return built
 
 
@@ -252,16 +333,23 @@ def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tupl
     """The settings that reset the reference during a run, each with whether it resets the optimiser, too. A trainer
     that can do neither refuses them before the first step."""
     found = []
-    if settings.cures.subsets > 1 and (settings.source or find_plan(settings.name).source) == "cures":
+    if (
+        settings.cures.subsets > 1
+        and (settings.source or find_plan(settings.name).source) == "cures"
+    ):
         found.append(("cures.subsets", True))
     later = stages_of(settings, max_tokens)[1:]  # nothing is reset where the first one begins
-    return found + [("stages", s.reset_optimizer) for s in later if s.reset_reference or s.reset_optimizer]
+    return found + [
+        ("stages", s.reset_optimizer) for s in later if s.reset_reference or s.reset_optimizer
+    ]
 
 
 def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:
     """What the user should know about a curriculum over these prompts before it starts."""
     is_scored = "scalingrl" in (settings.source or find_plan(settings.name).source)
-    by_difficulty = settings.scalingrl.select not in ("random", "fixed") and settings.scalingrl.weights[0] > 0
+    by_difficulty = (
+        settings.scalingrl.select not in ("random", "fixed") and settings.scalingrl.weights[0] > 0
+    )
     if not is_scored or not by_difficulty or np.isfinite(numbers(facts.levels)).any():
         return []
     return [

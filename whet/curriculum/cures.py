@@ -27,7 +27,8 @@ from whet.types import Batch, Clock, Group, Phase, Report, Request
 # ---- sigma of a prompt
 
 SCORE = "score"  # the signal that the gradient form needs of the learner
-Sigmas = Callable[[Sequence[str]], np.ndarray]  # prompt ids -> their sigmas, of which only the ratios matter
+# prompt ids -> their sigmas, of which only the ratios matter
+Sigmas = Callable[[Sequence[str]], np.ndarray]
 
 
 def rate_sigmas(source: CuresSource) -> Sigmas:
@@ -46,13 +47,15 @@ class GradientSigmas(Saved):
     def __init__(self, source: CuresSource):
         self.source, self.turn = source, source.turn
         self.moments = Moments(len(source.ids))
-        self.moved = 0.0  # share of the last rollouts that the pass rate alone would have given to other prompts
+        # share of the last rollouts that the pass rate alone would have given to other prompts
+        self.moved = 0.0
 
     def __call__(self, prompt_ids: Sequence[str]) -> np.ndarray:
         self._follow()
         rows = self.source.ids.rows(prompt_ids)
         rates = self.source.spread_rates(rows)
-        sigmas, plain = sigma_gradient(rates, *self.moments.of(rows).T), sigma_of(rates)
+        sigmas = sigma_gradient(rates, *self.moments.of(rows).T)
+        plain = sigma_of(rates)
         if len(rows) > 1 and sigmas.any():
             self.moved = float(np.abs(sigmas / sigmas.sum() - plain / plain.sum()).sum() / 2)
         return sigmas
@@ -61,7 +64,9 @@ class GradientSigmas(Saved):
         """Learn from an update's groups: (prompt id, scores of its right responses, of its wrong ones)."""
         self._follow()
         rows = self.source.ids.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
-        self.moments.update((row, right, wrong) for row, (_, right, wrong) in zip(rows, groups, strict=True))
+        self.moments.update(
+            (row, right, wrong) for row, (_, right, wrong) in zip(rows, groups, strict=True)
+        )
 
     def _follow(self) -> None:
         if self.turn != self.source.turn:
@@ -70,7 +75,12 @@ class GradientSigmas(Saved):
 
     def metrics(self) -> dict[str, float]:
         right, wrong, gap = self.moments.usual.tolist()
-        own = {"rollouts_moved": self.moved, "score_right": right, "score_wrong": wrong, "score_gap": max(gap, 0.0)}
+        own = {
+            "rollouts_moved": self.moved,
+            "score_right": right,
+            "score_wrong": wrong,
+            "score_gap": max(gap, 0.0),
+        }
         return named(own)
 
 
@@ -128,7 +138,16 @@ RECORDS["Seat"] = Seat
 
 class Cures(Gate):
     source: CuresSource
-    state_names = (*Gate.state_names, "drawn", "again", "probing", "probe_from", "probes", "probed", "allocation")
+    state_names = (
+        *Gate.state_names,
+        "drawn",
+        "again",
+        "probing",
+        "probe_from",
+        "probes",
+        "probed",
+        "allocation",
+    )
 
     def __init__(
         self,
@@ -148,13 +167,19 @@ class Cures(Gate):
         super().__init__(source, rollouts=rollouts, **knobs)
         if rollouts < minimum:
             least = f"curriculum.cures.minimum = {minimum}; raise the one or lower the other"
-            raise WhetError(f"curriculum.rollouts = {rollouts} on average cannot give every prompt {least}.")
+            raise WhetError(
+                f"curriculum.rollouts = {rollouts} on average cannot give every prompt {least}."
+            )
         if probe and source.pool is not None:
-            raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
-        self.minimum, self.probe = minimum, probe
+            raise WhetError(
+                "curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0."
+            )
+        self.minimum = minimum
+        self.probe = probe
         self.sigmas = sigmas or rate_sigmas(source)
         self.drawn: list[Seat] = []
-        self.again: dict[int, tuple[int, Phase]] = {}  # place -> size and phase of a group to be requested again
+        # place -> size and phase of a group to be requested again
+        self.again: dict[int, tuple[int, Phase]] = {}
         self.probing = False
         self.probe_from = 0  # the first prompt of the subset that was not probed yet
         self.probes: set[int] = set()  # open groups that probe
@@ -171,13 +196,18 @@ class Cures(Gate):
         requests beyond the batch, the sum holds for all that is requested together.
         """
         held = len(self.book) + len(self.again) + len(self.drawn)
-        spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
+        spent = sum(visit.asked for visit in self.book.in_line()) + sum(
+            n for n, _ in self.again.values()
+        )
         spent += sum(seat.n for seat in self.drawn)
-        total = max(self.rollouts * (held + len(prompt_ids)) - spent, self.minimum * len(prompt_ids))
+        total = max(
+            self.rollouts * (held + len(prompt_ids)) - spent, self.minimum * len(prompt_ids)
+        )
         return largest_remainder(self.sigmas(prompt_ids).tolist(), total, self.minimum)
 
     def plan(self, clock: Clock) -> list[Request]:
-        if self.source.enter(clock):  # a new subset: prompts of the last one that were drawn but not requested go
+        # a new subset: prompts of the last one that were drawn but not requested go
+        if self.source.enter(clock):
             self.drawn, self.probing, self.probe_from = [], self.probe > 0, 0
         self._draw_seats(clock)
         back = [Seat(prompt_id, *self.again[place], place) for place, prompt_id in self.returned]
@@ -196,7 +226,12 @@ class Cures(Gate):
         """Draw the next prompts to probe, then what the batch (under stream: the window) lacks."""
         if self.probing:  # open probes have together no more rollouts than an update
             again = sum(phase == "probe" for _, phase in self.again.values())
-            room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
+            room = (
+                max(1, self.rollouts * clock.groups // self.probe)
+                - len(self.probes)
+                - again
+                - len(self.drawn)
+            )
             rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
             self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
             self.probe_from += len(rows)
@@ -206,16 +241,26 @@ class Cures(Gate):
         lacking = clock.groups + self._ahead(clock) - len(self.book)
         want = min(lacking, self._budget(clock)) - len(self.returned) - len(self.drawn)
         ids = self.source.pick(want, clock) if want > 0 else []
-        self.drawn += [Seat(prompt_id, n) for prompt_id, n in zip(ids, self.sizes(ids), strict=True)] if ids else []
-        self.dry = want > 0 and not ids and self.book.open == 0 and not self.returned and not self.drawn
+        self.drawn += (
+            [Seat(prompt_id, n) for prompt_id, n in zip(ids, self.sizes(ids), strict=True)]
+            if ids
+            else []
+        )
+        self.dry = (
+            want > 0 and not ids and self.book.open == 0 and not self.returned and not self.drawn
+        )
 
     def _fitting(self, seats: Sequence[Seat], clock: Clock) -> list[Seat]:
         """The first seats that patience and free capacity allow; a single group may be larger than the engine."""
-        free, budget, fitting = clock.free, self._budget(clock), list[Seat]()
+        free = clock.free
+        budget = self._budget(clock)
+        fitting = list[Seat]()
         for seat in seats:
             budget -= seat.phase != "probe"
             alone = not fitting and self.book.open == 0
-            if (budget < 0 and seat.phase != "probe") or (free is not None and seat.n > free and not alone):
+            if (budget < 0 and seat.phase != "probe") or (
+                free is not None and seat.n > free and not alone
+            ):
                 break
             free = None if free is None else free - seat.n
             fitting.append(seat)
@@ -244,7 +289,10 @@ class Cures(Gate):
 
     def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
         super()._give_back(visit, why)
-        self.again[visit.place] = (visit.asked, "probe" if visit.group_id in self.probes else "train")
+        self.again[visit.place] = (
+            visit.asked,
+            "probe" if visit.group_id in self.probes else "train",
+        )
         self.probes.discard(visit.group_id)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
@@ -255,7 +303,9 @@ class Cures(Gate):
     def metrics(self) -> dict[str, float]:
         """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
         fewest, most = self.allocation
-        return super().metrics() | named({"probed": self.probed, "allocation_min": fewest, "allocation_max": most})
+        return super().metrics() | named(
+            {"probed": self.probed, "allocation_min": fewest, "allocation_max": most}
+        )
 
 
 def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) -> Allocate:
@@ -267,7 +317,9 @@ def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) ->
     """
 
     def divide(prompt_ids: Sequence[str], total: int) -> list[int]:
-        whole = largest_remainder(sigmas(prompt_ids).tolist(), total + screened * len(prompt_ids), screened + minimum)
+        whole = largest_remainder(
+            sigmas(prompt_ids).tolist(), total + screened * len(prompt_ids), screened + minimum
+        )
         return [n - screened for n in whole]
 
     return divide

@@ -32,10 +32,20 @@ class Gate(Saved, ABC):
     what it must remember. `curriculum.name = "module:Class"` may name it: `build.py` gives it the arguments below.
     """
 
-    state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "decidable")
+    state_names: tuple[str, ...] = (
+        "book",
+        "source",
+        "counts",
+        "returned",
+        "ages",
+        "dry",
+        "version",
+        "decidable",
+    )
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"  # phase of the first request of a group
-    knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
+    # advice when a batch starves: what makes the gate admit more groups
+    knob = "raise curriculum.rollouts"
 
     def __init__(
         self,
@@ -49,13 +59,19 @@ class Gate(Saved, ABC):
         patience: int = 20,
     ):
         """`rollouts` is the first size of a group; the other settings are those of `config.CurriculumSettings`."""
-        self.source, self.sampling, self.rollouts = source, sampling, rollouts
-        self.max_age, self.look_ahead = max_age, look_ahead
-        self.starvation, self.patience = starvation, patience
+        self.source = source
+        self.sampling = sampling
+        self.rollouts = rollouts
+        self.max_age = max_age
+        self.look_ahead = look_ahead
+        self.starvation = starvation
+        self.patience = patience
         self.book, self.counts = GroupBook(), Counts()
-        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
+        # (place, prompt id) of what must be requested again, in line
+        self.returned: list[tuple[int, str]] = []
         self.version = 0  # at the last emit
-        self.decidable: int | None = None  # number of groups, first in line, that may be decided; None: all
+        # number of groups, first in line, that may be decided; None: all
+        self.decidable: int | None = None
         self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self.dry = False  # the source had nothing more, and no group is open
 
@@ -98,7 +114,9 @@ class Gate(Saved, ABC):
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
-            assert rollout.group_id < self.book.next_id, f"rollout {rollout.key} was never asked for"
+            assert rollout.group_id < self.book.next_id, (
+                f"rollout {rollout.key} was never asked for"
+            )
             if rollout.group_id not in self.book:  # its group was cut before it came
                 self.counts.add("tokens_dropped", rollout.length)
             elif rollout.finish == "cut":
@@ -130,8 +148,11 @@ class Gate(Saved, ABC):
         return self.book.holds()
 
     def waits(self) -> set[int]:
-        line = self.book.in_line() if self.decidable is not None else ()  # a complete group there may be undecided
-        return self.book.waiting_ids() | {v.group_id for v in line if v.complete and v.settled < v.asked}
+        # a complete group there may be undecided
+        line = self.book.in_line() if self.decidable is not None else ()
+        return self.book.waiting_ids() | {
+            v.group_id for v in line if v.complete and v.settled < v.asked
+        }
 
     def metrics(self) -> dict[str, float]:
         held = {"ready": self.book.ready, "open": self.book.open, **age_metrics(self.ages)}
@@ -146,7 +167,9 @@ class Gate(Saved, ABC):
         """Drop every group that was begun before an update, finished or not, and note the size of the batch."""
         if clock.cut and clock.version > self.version:
             for visit in list(self.book.in_line()):
-                why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
+                why: Literal["cut", "expired"] = (
+                    "expired" if self.book.is_ready(visit.group_id) else "cut"
+                )
                 self._give_back(self.book.remove(visit.group_id), why)
         self.version = clock.version
         self.decidable = clock.groups if clock.cut else None
@@ -158,7 +181,11 @@ class Gate(Saved, ABC):
             if before == self.decidable:
                 break
             if visit.complete and visit.settled < visit.asked:
-                new = [rollout for index, rollout in sorted(visit.came.items()) if index >= visit.settled]
+                new = [
+                    rollout
+                    for index, rollout in sorted(visit.came.items())
+                    if index >= visit.settled
+                ]
                 visit.settled = visit.asked
                 self.source.observe([rollout for rollout in new if rollout.judged])
                 self._decide(visit)
@@ -199,10 +226,14 @@ class Gate(Saved, ABC):
         than is picked now, so those that must still wait keep their order."""
         if count == 0:
             return [], []
-        back, self.returned = self.returned[:count], self.returned[count:]
+        back = self.returned[:count]
+        self.returned = self.returned[count:]
         self.source.give_back([prompt_id for _, prompt_id in back])
         ids = self.source.pick(count, clock)
-        places = [place if prompt_id == picked else None for (place, prompt_id), picked in zip(back, ids, strict=False)]
+        places = [
+            place if prompt_id == picked else None
+            for (place, prompt_id), picked in zip(back, ids, strict=False)
+        ]
         return ids, places + [None] * (len(ids) - len(places))
 
     def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
@@ -214,7 +245,9 @@ class Gate(Saved, ABC):
 
     def prompts_held(self) -> set[str]:
         """Prompts of open and ready groups, and those to be requested again: a batch should have none of them twice."""
-        return {visit.prompt_id for visit in self.book.in_line()} | {prompt_id for _, prompt_id in self.returned}
+        return {visit.prompt_id for visit in self.book.in_line()} | {
+            prompt_id for _, prompt_id in self.returned
+        }
 
     # Deciding
 
@@ -265,7 +298,8 @@ class Gate(Saved, ABC):
         self.counts.batch()
         self.ages = [clock.version - group.oldest_version for group in groups]
         self.dry = False
-        self.decidable = 0 if clock.cut else None  # nothing more is decided before the update, which drops the rest
+        # nothing more is decided before the update, which drops the rest
+        self.decidable = 0 if clock.cut else None
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:
@@ -291,7 +325,10 @@ class Gate(Saved, ABC):
 
 def age_metrics(ages: Sequence[int]) -> dict[str, float]:
     """Mean and largest age, in versions, of the groups of the last batch."""
-    return {"age_mean": sum(ages) / len(ages) if ages else 0.0, "age_max": float(max(ages, default=0))}
+    return {
+        "age_mean": sum(ages) / len(ages) if ages else 0.0,
+        "age_max": float(max(ages, default=0)),
+    }
 
 
 class Uniform(Gate):
@@ -305,7 +342,8 @@ class Uniform(Gate):
         return "keep"
 
 
-PRIOR, WEIGHT = 0.5, 2.0  # before any evidence, every second group is expected to be kept, with the weight of 2 groups
+# before any evidence, every second group is expected to be kept, with the weight of 2 groups
+PRIOR, WEIGHT = 0.5, 2.0
 LEAST = 1 / 8  # lowest acceptance assumed: never more than 8 open groups for one that is lacking
 
 

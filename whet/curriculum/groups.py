@@ -21,10 +21,29 @@ from whet.types import Group, Phase, Request, Rollout, Sampling
 # All count groups, except `rollouts` (requested), `judged` and `right` (rollouts of decided groups), the tokens, and
 # `starved` (batches).
 COUNTERS = (
-    *("asked", "rollouts", "accepted", "rejected_easy", "rejected_hard", "unjudged_groups", "cut", "expired"),
-    *("reasked", "trained", "relaxed", "starved", "tokens_kept", "tokens_dropped", "judged", "right"),
+    *(
+        "asked",
+        "rollouts",
+        "accepted",
+        "rejected_easy",
+        "rejected_hard",
+        "unjudged_groups",
+        "cut",
+        "expired",
+    ),
+    *(
+        "reasked",
+        "trained",
+        "relaxed",
+        "starved",
+        "tokens_kept",
+        "tokens_dropped",
+        "judged",
+        "right",
+    ),
 )
-NEARLY_ALL = 0.8  # of the groups that a batch turned down, to say of all of them that they are too easy or too hard
+# of the groups that a batch turned down, to say of all of them that they are too easy or too hard
+NEARLY_ALL = 0.8
 MEMORY = 0.9  # share of the earlier evidence that remains after a batch
 
 
@@ -73,24 +92,34 @@ class Counts(Saved):
         self.signal.fade()
 
     def metrics(self) -> dict[str, float]:
-        return named({**self.total, "acceptance": self.acceptance.value(), "signal_share": self.signal.value()})
+        return named(
+            {
+                **self.total,
+                "acceptance": self.acceptance.value(),
+                "signal_share": self.signal.value(),
+            }
+        )
 
     @property
     def mastered(self) -> bool:
         """Whether a batch is not full because prompts are too easy."""
-        easy, others = self.since("rejected_easy"), self.since("rejected_hard") + self.since("unjudged_groups")
+        easy = self.since("rejected_easy")
+        others = self.since("rejected_hard") + self.since("unjudged_groups")
         return easy > 0 and easy >= NEARLY_ALL * (easy + others)
 
     def why_starved(self, ready: int, wanted: int, dry: bool, knob: str) -> str:
         """Say what was tried, what was useful of it, and what to do; `knob` makes a gate admit more."""
-        easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
-        unjudged, judged = self.since("unjudged_groups"), self.since("judged")
+        easy = self.since("rejected_easy")
+        hard = self.since("rejected_hard")
+        unjudged = self.since("unjudged_groups")
+        judged = self.since("judged")
         passed = f"mean pass rate {self.since('right') / judged:.2f}" if judged else "none judged"
         cure = f"take {'harder' if easy > hard else 'easier'} prompts, {knob} or raise curriculum.patience"
         if self.mastered:
             why = f"almost all prompts are solved ({passed})"
         elif dry:
-            why, cure = f"the source has no more prompts ({passed})", "give it more, or lower curriculum.groups"
+            why = f"the source has no more prompts ({passed})"
+            cure = "give it more, or lower curriculum.groups"
         elif unjudged > easy + hard:
             why = f"most groups have no verdict ({passed})"
             cure = "see why the judge gives none (judge.timeout_s), or raise curriculum.patience"
@@ -100,7 +129,9 @@ class Counts(Saved):
             why = f"too few prompts are sometimes solved and sometimes not ({passed})"
         found = f"only {ready}" if ready else "none"
         tried = f"{self.since('asked')} were tried and {found} found useful, {wanted} are needed"
-        turned_down = f"{hard} too hard, {easy} too easy, {unjudged} unjudged, {self.since('cut')} cut"
+        turned_down = (
+            f"{hard} too hard, {easy} too easy, {unjudged} unjudged, {self.since('cut')} cut"
+        )
         return f"{why}: {tried} ({turned_down}); {cure}"
 
 
@@ -113,10 +144,13 @@ class Visit:
 
     prompt_id: str
     group_id: int
-    place: int  # in the order of first request: the id of the prompt's first group, kept when it is requested again
+    # in the order of first request: the id of the prompt's first group, kept when it is requested
+    # again
+    place: int
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
-    untrained: int = 0  # the number of first rollouts that only help to decide (a screening that does not train)
+    # the number of first rollouts that only help to decide (a screening that does not train)
+    untrained: int = 0
     settled: int = 0  # the number of first rollouts that were already decided on (`Gate._settle`)
 
     @property
@@ -141,15 +175,27 @@ RECORDS["Visit"] = Visit
 class GroupBook(Saved):
     """Groups by id, and in line: in the order of their first request."""
 
-    state_names = ("next_id", "_visits", "_line", "_waiting", "continued", "_ready", "_spare", "_oldest")
+    state_names = (
+        "next_id",
+        "_visits",
+        "_line",
+        "_waiting",
+        "continued",
+        "_ready",
+        "_spare",
+        "_oldest",
+    )
 
     def __init__(self, next_id: int = 0):
-        self.next_id = next_id  # a stage that starts with a new book goes on counting: ids are unique within a run
+        # a stage that starts with a new book goes on counting: ids are unique within a run
+        self.next_id = next_id
         self._visits: dict[int, Visit] = {}  # open and ready groups
         self._line: list[tuple[int, int]] = []  # their (place, group id), sorted
-        self._waiting: set[int] = set()  # those among them that are complete and will be asked for more
+        # those among them that are complete and will be asked for more
+        self._waiting: set[int] = set()
         self.continued: set[int] = set()  # those among them that were asked for more
-        self._ready: dict[int, int] = {}  # those among them that are ready, with their oldest version
+        # those among them that are ready, with their oldest version
+        self._ready: dict[int, int] = {}
         self._spare: dict[int, Visit] = {}  # rejected groups, kept for a batch that starves
         self._oldest = 0  # no ready group is older; avoids a scan of all of them at every emit
 
@@ -177,7 +223,9 @@ class GroupBook(Saved):
     def holds(self) -> set[int]:
         return self._visits.keys() | self._spare.keys()
 
-    def ask(self, prompt_id: str, n: int, sampling: Sampling, phase: Phase, place: int | None = None) -> Request:
+    def ask(
+        self, prompt_id: str, n: int, sampling: Sampling, phase: Phase, place: int | None = None
+    ) -> Request:
         """Open a new group: last in line, or at the `place` of an earlier group that will not train."""
         visit = Visit(prompt_id, self.next_id, self.next_id if place is None else place)
         self._visits[visit.group_id] = visit
@@ -185,7 +233,9 @@ class GroupBook(Saved):
         self.next_id += 1
         return self._request(visit, n, sampling, phase)
 
-    def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase, fresh: bool = False) -> Request:
+    def ask_more(
+        self, group_id: int, n: int, sampling: Sampling, phase: Phase, fresh: bool = False
+    ) -> Request:
         """Ask a waiting group for more rollouts; with `fresh`, only those from now on train."""
         self._waiting.remove(group_id)
         visit = self._visits[group_id]
@@ -195,9 +245,15 @@ class GroupBook(Saved):
 
     def _request(self, visit: Visit, n: int, sampling: Sampling, phase: Phase) -> Request:
         assert n > 0, f"group {visit.group_id} is asked for {n} rollouts"
-        first, visit.asked = visit.asked, visit.asked + n
+        first = visit.asked
+        visit.asked = visit.asked + n
         return Request(
-            prompt_id=visit.prompt_id, group_id=visit.group_id, first_index=first, n=n, sampling=sampling, phase=phase
+            prompt_id=visit.prompt_id,
+            group_id=visit.group_id,
+            first_index=first,
+            n=n,
+            sampling=sampling,
+            phase=phase,
         )
 
     def add(self, rollout: Rollout) -> Visit | None:
@@ -220,7 +276,9 @@ class GroupBook(Saved):
 
     def waiting(self) -> list[Group]:
         """The waiting groups, in line."""
-        in_line = sorted((self._visits[group_id] for group_id in self._waiting), key=lambda visit: visit.place)
+        in_line = sorted(
+            (self._visits[group_id] for group_id in self._waiting), key=lambda visit: visit.place
+        )
         return [visit.group for visit in in_line]
 
     def keep(self, group_id: int) -> None:

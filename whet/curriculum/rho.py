@@ -17,7 +17,16 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.allocation import sigma_of
-from whet.curriculum.base import BINS, Saved, binned, expect, named, refuse_state, rows_from_json, rows_to_json
+from whet.curriculum.base import (
+    BINS,
+    Saved,
+    binned,
+    expect,
+    named,
+    refuse_state,
+    rows_from_json,
+    rows_to_json,
+)
 from whet.curriculum.groups import MEMORY
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, Returns, WeightedRows
@@ -46,8 +55,16 @@ class Posterior(Saved):
 
     state_names = ("ids", "now", "prior", "priors", "fitted")
 
-    def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False, levels: np.ndarray | None = None):
-        self.ids, self.memory, self.pooled = Ids.of(ids), memory, pooled
+    def __init__(
+        self,
+        ids: Sequence[str],
+        memory: float = 1.0,
+        pooled: bool = False,
+        levels: np.ndarray | None = None,
+    ):
+        self.ids = Ids.of(ids)
+        self.memory = memory
+        self.pooled = pooled
         self.levels = np.zeros(len(self.ids), np.int32) if levels is None else levels
         self.by_level = levels is not None
         self.now = 0  # the present update
@@ -58,17 +75,23 @@ class Posterior(Saved):
         """Return to the prior."""
         self._right, self._wrong = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
-        self._columns: dict[str, np.ndarray] = {"right": self._right, "wrong": self._wrong, "seen": self._seen}
+        self._columns: dict[str, np.ndarray] = {
+            "right": self._right,
+            "wrong": self._wrong,
+            "seen": self._seen,
+        }
         count = 1 + int(self.levels.max(initial=0))
         self.prior = 0.5  # its mean, m, over all prompts
         self.priors = np.full(count, 0.5)  # the same of each level
-        self.fitted = np.full((count, 2), 0.5)  # a and b of a prior for each level by `fit_priors`, if `fits`
+        # a and b of a prior for each level by `fit_priors`, if `fits`
+        self.fitted = np.full((count, 2), 0.5)
 
     def settle(self) -> None:
         """Follow what was seen: if `pooled`, m = (1 + sum of the rates) / (2 + prompts seen). Fading does not change a
         rate. A level's own m counts one prompt of rate m besides those seen, which fade by `MEMORY` per update."""
         if self.pooled:
-            right, wrong = self._right[self.visited], self._wrong[self.visited]
+            right = self._right[self.visited]
+            wrong = self._wrong[self.visited]
             rates = right / (right + wrong)
             self.prior = float((1.0 + rates.sum()) / (2.0 + len(rates)))
             self.priors = np.full(len(self.priors), self.prior)
@@ -80,7 +103,8 @@ class Posterior(Saved):
 
     def _by_level(self, rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[levels], [levels]: sums of the values of these visited rows and of their weights, which fade."""
-        weights, levels = MEMORY ** (self.now - self._seen[rows]), self.levels[rows]
+        weights = MEMORY ** (self.now - self._seen[rows])
+        levels = self.levels[rows]
         count = len(self.priors)
         return np.bincount(levels, weights * values, count), np.bincount(levels, weights, count)
 
@@ -102,7 +126,12 @@ class Posterior(Saved):
         self.add(rows, np.bincount(of, ~wrong, len(rows)), np.bincount(of, wrong, len(rows)))
         return rows
 
-    def add(self, rows: np.ndarray, right: Sequence[float] | np.ndarray, wrong: Sequence[float] | np.ndarray) -> None:
+    def add(
+        self,
+        rows: np.ndarray,
+        right: Sequence[float] | np.ndarray,
+        wrong: Sequence[float] | np.ndarray,
+    ) -> None:
         """Add counts of different rows."""
         fade = self._fade(rows)
         self._right[rows] = self._right[rows] * fade + right
@@ -112,13 +141,17 @@ class Posterior(Saved):
     def mean(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray:
         """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), at the present update or at update `at`."""
         fade = self._fade(rows, at)
-        right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
+        right = self._right[rows] * fade
+        wrong = self._wrong[rows] * fade
         return (2.0 * self.priors[self.levels[rows]] + right) / (2.0 + right + wrong)
 
     def histogram(self) -> list[int]:
         """Prompts by mean, in BINS; those without a verdict are at the prior of their level."""
-        rows, count = self.visited, len(self.priors)
-        unseen = np.bincount(self.levels, minlength=count) - np.bincount(self.levels[rows], minlength=count)
+        rows = self.visited
+        count = len(self.priors)
+        unseen = np.bincount(self.levels, minlength=count) - np.bincount(
+            self.levels[rows], minlength=count
+        )
         seen = np.bincount(binned(self.mean(rows)), minlength=BINS)
         return (seen + np.bincount(binned(self.priors), unseen, BINS).astype(np.int64)).tolist()
 
@@ -136,14 +169,18 @@ class Posterior(Saved):
         above zero. a + b is at most 100, where prompts do not differ.
         """
         rows = self.visited[self._right[self.visited] + self._wrong[self.visited] >= 2]
-        k, m = self._right[rows], self._right[rows] + self._wrong[rows]
+        k = self._right[rows]
+        m = self._right[rows] + self._wrong[rows]
         first, seen = self._by_level(rows, k / m)
         second, _ = self._by_level(rows, np.maximum(k * (k - 1), 0.0) / (m * (m - 1)))
-        mean, square = (0.5 + first.sum()) / (1 + seen.sum()), (0.375 + second.sum()) / (1 + seen.sum())
+        mean = (0.5 + first.sum()) / (1 + seen.sum())
+        square = (0.375 + second.sum()) / (1 + seen.sum())
         if self.by_level:
-            first, second = (mean + first) / (1 + seen), (square + second) / (1 + seen)
+            first = (mean + first) / (1 + seen)
+            second = (square + second) / (1 + seen)
         else:
-            first, second = np.array([mean]), np.array([square])
+            first = np.array([mean])
+            second = np.array([square])
         strength = (first - second) / np.maximum(second - first**2, 0.01 * (first - second))
         return np.stack([first, 1.0 - first], axis=1) * strength[:, None]
 
@@ -151,14 +188,18 @@ class Posterior(Saved):
         """Take over the counts of shared prompts, at `INHERITED` of their weight."""
         rows, theirs = self.ids.shared(older.ids)
         self.now, self._seen[rows] = older.now, older._seen[theirs]
-        self._right[rows], self._wrong[rows] = INHERITED * older._right[theirs], INHERITED * older._wrong[theirs]
+        self._right[rows], self._wrong[rows] = (
+            INHERITED * older._right[theirs],
+            INHERITED * older._wrong[theirs],
+        )
         self.settle()
 
     def _fade(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray | float:
         if self.memory == 1.0:
             return 1.0
         passed = np.maximum((self.now if at is None else at) - self._seen[rows], 0)
-        return np.power(self.memory, np.arange(passed.max(initial=0) + 1.0))[passed]  # each power once
+        # each power once
+        return np.power(self.memory, np.arange(passed.max(initial=0) + 1.0))[passed]
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of visited prompts, about 32 bytes each."""
@@ -172,7 +213,8 @@ class Posterior(Saved):
 
 # ---- the source
 
-LARGEST = 640.0  # exponents are clipped here: a sum of a million e^640 is still finite, and e^-640 is not zero
+# exponents are clipped here: a sum of a million e^640 is still finite, and e^-640 is not zero
+LARGEST = 640.0
 TOO_SMALL, TOO_LARGE = 1e-250, 1e250  # a sum of weights outside this range may contain clipped ones
 
 # Prompts whose weights are recomputed per update where evidence fades. With more prompts they take turns: at a million
@@ -189,7 +231,18 @@ class CuresSource(Returns):
     of prompts; the counts stay. levels: of the prompts, for prior = "level".
     """
 
-    state_names = ("posterior", "probed", "pool", "turn", "began", "draws", "returned", "out", "fit", "_reference")
+    state_names = (
+        "posterior",
+        "probed",
+        "pool",
+        "turn",
+        "began",
+        "draws",
+        "returned",
+        "out",
+        "fit",
+        "_reference",
+    )
 
     def __init__(
         self,
@@ -206,34 +259,58 @@ class CuresSource(Returns):
         self.settings = config.CuresSettings(**settings)
         subsets = self.settings.subsets
         if subsets > len(ids):
-            raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
+            raise WhetError(
+                f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer."
+            )
         if subsets > 1 and pool is not None:
             why = "would split what a moving set has chosen; set it to 1"
             raise WhetError(f"curriculum.cures.subsets = {subsets} {why}.")
-        self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
-        prior, known = self.settings.prior, numbers(levels)
-        by_level = prior == "level" and bool(np.isfinite(known).any())  # else by the pool; those without are a level
+        self.ids = Ids.of(ids)
+        self.seed = seed
+        self.subsets = subsets
+        self.rest = rest
+        self.pool = pool
+        prior = self.settings.prior
+        known = numbers(levels)
+        # else by the pool; those without are a level
+        by_level = prior == "level" and bool(np.isfinite(known).any())
         found = np.unique(known, return_inverse=True)[1] if by_level else None  # counted from 0
         self.posterior = Posterior(self.ids, self.settings.memory, prior != "even", found)
-        self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
-        self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
-        self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
+        # verdicts of the probe of this subset, for sigma; None without a probe
+        self.probed: Posterior | None = None
+        # prompts of groups that wait for the coming batch; the gate sets it
+        self.held: Callable[[], set[str]] = set
+        # the weight of every prompt's data entry, where they differ
+        self._entry: np.ndarray | None = None
         if len({weight for size, weight in entries if size}) > 1:
-            assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
-            self._entry = np.repeat([weight for _, weight in entries], [size for size, _ in entries])
+            assert sum(size for size, _ in entries) == len(ids), (
+                "the entries are parts of the ids, in order"
+            )
+            self._entry = np.repeat(
+                [weight for _, weight in entries], [size for size, _ in entries]
+            )
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step at which the present subset began
         self.draws = 0
-        self.out: dict[int, tuple[int, float]] = {}  # rows not to be drawn: step and estimate when they were drawn
-        self.fit = np.zeros(4)  # recent rollouts; their sums of estimates, right verdicts, squared errors
+        # rows not to be drawn: step and estimate when they were drawn
+        self.out: dict[int, tuple[int, float]] = {}
+        # recent rollouts; their sums of estimates, right verdicts, squared errors
+        self.fit = np.zeros(4)
         self.members = np.empty(0, np.int64)  # rows that may be drawn, if they are not out
         self._member = np.zeros(len(ids), bool)  # the same as a mask
         self._turns = -(-len(ids) // TURN)
-        order = np.random.default_rng((seed, subsets)).permutation(len(ids)) if subsets > 1 else np.arange(len(ids))
-        self._parts = [np.sort(part) if subsets > 1 else part for part in np.array_split(order, subsets)]
+        order = (
+            np.random.default_rng((seed, subsets)).permutation(len(ids))
+            if subsets > 1
+            else np.arange(len(ids))
+        )
+        self._parts = [
+            np.sort(part) if subsets > 1 else part for part in np.array_split(order, subsets)
+        ]
         self._reference = 0.5  # sigma whose weight is 1
         self._pool_version: int | None = None
-        self._asked = np.zeros((2, BINS))  # requests since the last picture, and their rollouts, by the prompt's rate
+        # requests since the last picture, and their rollouts, by the prompt's rate
+        self._asked = np.zeros((2, BINS))
         self._tree = WeightedRows(len(ids))
         if pool is None:
             self._choose_members()
@@ -265,7 +342,8 @@ class CuresSource(Returns):
         fits = []
         for row, rollout in zip(rows, rollouts, strict=True):
             if rollout.judged and row in self.out:  # else it came late, and the estimate is gone
-                estimate, right = self.out[row][1], float(rollout.verdict == "right")
+                estimate = self.out[row][1]
+                right = float(rollout.verdict == "right")
                 fits.append((1.0, estimate, right, (estimate - right) ** 2))
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
         self._weigh(self.posterior.count(rollouts))
@@ -288,7 +366,9 @@ class CuresSource(Returns):
             "prompts": len(self.ids),
             "prompts_visited": len(self.posterior.visited),
             "subset": max(self.turn, 0) % self.subsets,
-            "effective_prompts": effective(self._tree.weights[slice(None) if self.pool is None else self.members]),
+            "effective_prompts": effective(
+                self._tree.weights[slice(None) if self.pool is None else self.members]
+            ),
             "chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
             "predicted": predicted / count if count else 0.0,
             "observed": right / count if count else 0.0,
@@ -305,7 +385,10 @@ class CuresSource(Returns):
         """Prompts by their mean pass rate now, and the mean rollouts of a request, by the rate when it was made."""
         asked, rollouts = self._asked.tolist()
         self._asked[:] = 0.0
-        means = [round(total / count, 3) if count else None for count, total in zip(asked, rollouts, strict=True)]
+        means = [
+            round(total / count, 3) if count else None
+            for count, total in zip(asked, rollouts, strict=True)
+        ]
         own = {"posterior": {"counts": self.posterior.histogram(), "rollouts": means}}
         return own | (self.pool.pictures() if self.pool is not None else {})
 
@@ -346,14 +429,17 @@ class CuresSource(Returns):
         """Move to the time of the clock, at which `wanted` are to be drawn. True if a subset begins, also the first."""
         if self.pool is not None:
             self.pool.refresh(clock, wanted)
-        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.settings.subset_steps)
+        begins = self.turn < 0 or (
+            self.subsets > 1 and clock.step - self.began >= self.settings.subset_steps
+        )
         if begins:
             if self.turn >= 0:
                 self.posterior.clear()
                 self.out.clear()
                 self.probed = None
             self.turn, self.began = self.turn + 1, clock.step
-        before, moved = self.posterior.now, clock.step > self.posterior.now
+        before = self.posterior.now
+        moved = clock.step > self.posterior.now
         back = []
         if moved:
             self.posterior.now = clock.step
@@ -362,7 +448,9 @@ class CuresSource(Returns):
             back = [row for row, (step, _) in self.out.items() if step < clock.step - self.rest]
             for row in back:
                 del self.out[row]
-        if (begins and self.turn > 0) or (self.pool is not None and self.pool.version != self._pool_version):
+        if (begins and self.turn > 0) or (
+            self.pool is not None and self.pool.version != self._pool_version
+        ):
             self._choose_members()
         elif moved:
             self._weigh(np.array(back, np.int64))
@@ -388,7 +476,11 @@ class CuresSource(Returns):
     def spread_rates(self, rows: np.ndarray) -> np.ndarray:
         """Pass rates for sigma: those of the probe, as in the paper, where it has a verdict; else the present ones."""
         rates = self.posterior.mean(rows)
-        return rates if self.probed is None else np.where(self.probed.seen(rows), self.probed.mean(rows), rates)
+        return (
+            rates
+            if self.probed is None
+            else np.where(self.probed.seen(rows), self.probed.mean(rows), rates)
+        )
 
     def _draw(self, k: int, groups: int, picked: Sequence[str]) -> list[int]:
         """Draw up to k rows. Resting prompts are called back once no other is left; those that the coming batch may
@@ -429,7 +521,8 @@ class CuresSource(Returns):
         """Recompute all weights, or those of `count` rows from row `first` on, whose turn it is."""
         part = slice(first, min(first + count, len(self.ids)) if count else None)
         weights = self._tree.weights
-        unseen = self._rho(self.posterior.priors)  # of each level: a million prompts have few of them
+        # of each level: a million prompts have few of them
+        unseen = self._rho(self.posterior.priors)
         if self.posterior.by_level:
             unseen = unseen[self.posterior.levels[part]]
         np.multiply(unseen, self._member[part], out=weights[part])
@@ -445,7 +538,9 @@ class CuresSource(Returns):
     def _weights(self, rows: np.ndarray) -> np.ndarray:
         """Weights from the posterior; where evidence fades, as of the last turn of each row."""
         now = self.posterior.now
-        return self._scaled(self.posterior.mean(rows, now - (now - rows // TURN) % self._turns), rows)
+        return self._scaled(
+            self.posterior.mean(rows, now - (now - rows // TURN) % self._turns), rows
+        )
 
     def _scaled(self, means: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """rho* of these rows up to a common factor, times the weights of their data entries."""

@@ -26,7 +26,8 @@ from whet.types import Clock, Rollout
 
 MEMORY = 0.7  # share of the smoothed length that remains after a visit
 WINDOW = 3  # groups whose pass rates make the recent one
-UNSEEN, MIXED, ALL_WRONG, ALL_RIGHT = range(4)  # `kind`: what the last WINDOW groups of a prompt were like
+# `kind`: what the last WINDOW groups of a prompt were like
+UNSEEN, MIXED, ALL_WRONG, ALL_RIGHT = range(4)
 
 
 class History:
@@ -54,41 +55,56 @@ class History:
         """Add judged rollouts by group: rows, and ids of groups, right ones, all, tokens. Late ones of an older group
         count with the prompt's latest group."""
         left = [rows, *counts]
-        while len(left[0]):  # each prompt once; if it has more groups, they come after that, in their order
+        # each prompt once; if it has more groups, they come after that, in their order
+        while len(left[0]):
             now = np.unique(left[0], return_index=True)[1]
             self._add(epoch, *(of[now] for of in left))
             left = [np.delete(of, now) for of in left]
 
-    def _add(self, epoch: int, rows: Any, groups: Any, right: Any, judged: Any, tokens: Any) -> None:
+    def _add(
+        self, epoch: int, rows: Any, groups: Any, right: Any, judged: Any, tokens: Any
+    ) -> None:
         """Add groups of different prompts."""
         begins = groups > self.group[rows]
         new = rows[begins]
         again = new[self.visits[new] > 0]
-        self.rate_2[again], self.rate_1[again] = self.rate_1[again], self.right[again] / self.judged[again]
+        self.rate_2[again], self.rate_1[again] = (
+            self.rate_1[again],
+            self.right[again] / self.judged[again],
+        )
         self.length_before[again] = self.length[again]
         self.group[new], self.visits[new] = groups[begins], self.visits[new] + 1
         self.right[new] = self.judged[new] = self.tokens[new] = 0
         for column, more in ((self.right, right), (self.judged, judged), (self.tokens, tokens)):
             column[rows] += more.astype(column.dtype)
         self.epoch[rows], self.solved[rows] = epoch, self.solved[rows] | (right > 0)
-        right, judged, visits = self.right[rows], self.judged[rows], self.visits[rows]
-        before = [np.where(visits > k, rate[rows], 0.0) for k, rate in ((1, self.rate_1), (2, self.rate_2))]
+        right = self.right[rows]
+        judged = self.judged[rows]
+        visits = self.visits[rows]
+        before = [
+            np.where(visits > k, rate[rows], 0.0)
+            for k, rate in ((1, self.rate_1), (2, self.rate_2))
+        ]
         old = np.where(visits > 1, MEMORY, 0.0)
         self.rate[rows] = (right / judged + before[0] + before[1]) / np.minimum(visits, WINDOW)
-        self.length[rows] = old * self.length_before[rows] + (1.0 - old) * (self.tokens[rows] / judged)
+        self.length[rows] = old * self.length_before[rows] + (1.0 - old) * (
+            self.tokens[rows] / judged
+        )
         rates = self.rate[rows]
         mixed = ((rates > 0) & (rates < 1)) | (judged == 1)  # a single verdict does not tell
         self.kind[rows] = np.where(mixed, MIXED, np.where(rates > 0, ALL_RIGHT, ALL_WRONG))
 
     def flat(self, rows: np.ndarray) -> np.ndarray:
         """A mask: rows whose latest group was all right or all wrong, so that it had no part in a gradient."""
-        right, judged = self.right[rows], self.judged[rows]
+        right = self.right[rows]
+        judged = self.judged[rows]
         return ((right == 0) | (right == judged)) & (judged > 1)
 
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
         known = np.isin(theirs, older.known)
-        rows, theirs = rows[known], theirs[known]
+        rows = rows[known]
+        theirs = theirs[known]
         for name, column in vars(self).items():
             column[rows] = getattr(older, name)[theirs]
         self.epoch[rows] = 0
@@ -108,14 +124,17 @@ class History:
 
 # ---- the score: how much each prompt is worth training on now. Arrays have one entry per prompt, unless said otherwise
 
-GROWTH = 0.3  # alpha, beta, gamma of eqs. 3-5: how far the targets end above the average. OURS: not given
+# alpha, beta, gamma of eqs. 3-5: how far the targets end above the average. OURS: not given
+GROWTH = 0.3
 LEAST_SD = 1e-3  # a set without spread would make the bells infinitely narrow. OURS
 # Least width of R's bell. Where few prompts are solved, their rates hardly differ, and a bell as narrow as that around
 # a target of 0.1 would exclude those solved every second time, which teach the most. OURS.
 LEAST_RATE_SD = 0.25
-HOTTEST, COLDEST = 0.3, 0.02  # temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
+# temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
+HOTTEST, COLDEST = 0.3, 0.02
 ETA, FARTHEST = 0.1, 2.0  # adaptive weights: the size of a step, and how far a logit may move. OURS
-_TIER = np.float32(128.0)  # between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
+# between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
+_TIER = np.float32(128.0)
 
 
 def bell(values: np.ndarray, target: float, sd: float) -> np.ndarray:
@@ -158,11 +177,14 @@ def target_value(values: np.ndarray, known: np.ndarray, signal: np.ndarray, u: f
     if not useful.any():
         return 0.0
     mean, sd = moments(values * useful, useful)
-    low, high = float(values.min(where=known, initial=np.inf)), float(values.max(where=known, initial=-np.inf))
+    low = float(values.min(where=known, initial=np.inf))
+    high = float(values.max(where=known, initial=-np.inf))
     return min(max(mean * (1.0 + GROWTH * u), mean - sd, low), mean + sd, high)
 
 
-def adaptability(rates: np.ndarray, known: np.ndarray, flat: np.ndarray, new: np.ndarray, u: float) -> np.ndarray:
+def adaptability(
+    rates: np.ndarray, known: np.ndarray, flat: np.ndarray, new: np.ndarray, u: float
+) -> np.ndarray:
     """R: eq. 5 on pass rates, 0..1, instead of rewards (OURS), so that the target does not flip with their sign.
 
     0 where the mean over the recent groups is at an end (`flat`: all right or all wrong, so that a group baseline had
@@ -171,10 +193,12 @@ def adaptability(rates: np.ndarray, known: np.ndarray, flat: np.ndarray, new: np
     counts as average (OURS).
     """
     mean, sd = moments(rates, known)
-    sd, target = max(sd, LEAST_RATE_SD), target_rate(mean, u)
+    sd = max(sd, LEAST_RATE_SD)
+    target = target_rate(mean, u)
     near = bell(rates, target, sd)
     near[~known] = bell(np.array([mean], rates.dtype), target, sd)[0] if known.any() else 1.0
-    near[new], near[flat] = 1.0, 0.0
+    near[new] = 1.0
+    near[flat] = 0.0
     return near
 
 
@@ -232,7 +256,14 @@ def temperature(u: float) -> float:
 
 
 def rank(
-    scores: np.ndarray, eligible: np.ndarray, mode: str, u: float, rng: np.random.Generator, *, share: float, cut: float
+    scores: np.ndarray,
+    eligible: np.ndarray,
+    mode: str,
+    u: float,
+    rng: np.random.Generator,
+    *,
+    share: float,
+    cut: float,
 ) -> tuple[np.ndarray, int]:
     """Keys, of which the largest are to be chosen, and how many to choose.
 
@@ -255,7 +286,9 @@ def rank(
     if mode == "gumbel_topk":
         size = min(size, most)
         keys *= np.float32(1.0 / temperature(u))
-        keys -= np.log(np.maximum(rng.standard_exponential(len(scores), dtype=np.float32), np.float32(1e-30)))
+        keys -= np.log(
+            np.maximum(rng.standard_exponential(len(scores), dtype=np.float32), np.float32(1e-30))
+        )
     keys -= _TIER * (~good).astype(np.float32)
     keys -= _TIER * (~eligible).astype(np.float32)
     return keys, size
@@ -277,39 +310,67 @@ def choose(keys: np.ndarray, size: int, parts: Sequence[tuple[np.ndarray, int]] 
 def _largest(keys: np.ndarray, count: int) -> np.ndarray:
     if count >= len(keys):
         return np.arange(len(keys))
-    return np.argpartition(keys, len(keys) - count)[len(keys) - count :] if count > 0 else np.zeros(0, np.int64)
+    return (
+        np.argpartition(keys, len(keys) - count)[len(keys) - count :]
+        if count > 0
+        else np.zeros(0, np.int64)
+    )
 
 
 # ---- the pool
 
-FLOOR = 0.4  # gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components fits it
+# gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components
+# fits it
+FLOOR = 0.4
 # Chance per epoch that a prompt whose recent groups were all wrong, or all right, is tried again (Nemotron-Cascade's).
-AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
+AGAIN_HARD = 0.10
+AGAIN_EASY = 0.01
 
 
 class ScalingRLSource(Returns):
     """The active set in a shuffled order, then the next one."""
 
     state_names = (
-        *("all_ids", "version", "active", "used", "step", "recent", "asked", "returned", "shift", "distinct"),
+        *(
+            "all_ids",
+            "version",
+            "active",
+            "used",
+            "step",
+            "recent",
+            "asked",
+            "returned",
+            "shift",
+            "distinct",
+        ),
         *("_components", "_gauges", "history"),
     )
 
     def __init__(
-        self, ids: Sequence[str], seed: int, *, levels: Sequence[float | None] | np.ndarray = (), **settings: Any
+        self,
+        ids: Sequence[str],
+        seed: int,
+        *,
+        levels: Sequence[float | None] | np.ndarray = (),
+        **settings: Any,
     ):
         """`levels`: one per id, None where the data has none; `settings` are those of `config.ScalingRL`."""
         super().__init__()
         self.settings = config.ScalingRL(**settings)
-        weights, select, new, old = (getattr(self.settings, name) for name in ("weights", "select", "new", "old"))
+        weights, select, new, old = (
+            getattr(self.settings, name) for name in ("weights", "select", "new", "old")
+        )
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             components = "difficulty, complexity and adaptability"
-            raise WhetError(f"scalingrl.weights = {list(weights)} must be 0 or more, not all 0: {components}.")
+            raise WhetError(
+                f"scalingrl.weights = {list(weights)} must be 0 or more, not all 0: {components}."
+            )
         if new + old > 1:
             both = f"scalingrl.new = {new} and scalingrl.old = {old}"
             raise WhetError(f"{both} are shares of one set, at most 1 together.")
         assert len(levels) in (0, len(ids)), "one level per id"
-        self.all_ids, self.seed = Ids.of(ids), seed
+        self.all_ids = Ids.of(ids)
+        self.seed = seed
         self.cut = FLOOR if select == "gumbel_topk" else self.settings.threshold
         self.blind = select in ("random", "fixed")  # nothing is chosen by the score
         values = numbers(levels) if len(levels) else np.full(len(ids), np.nan, np.float32)
@@ -321,21 +382,26 @@ class ScalingRLSource(Returns):
             if not sum(weights[1:]):
                 cure = "add a level column to the data, or weigh complexity or adaptability"
                 without = f"but no training prompt has a number as its level; {cure}"
-                raise WhetError(f"scalingrl.weights = {list(weights)} weigh difficulty alone, {without}.")
+                raise WhetError(
+                    f"scalingrl.weights = {list(weights)} weigh difficulty alone, {without}."
+                )
             weights = (0.0, weights[1], weights[2])
         self.base_weights = weights
         self.history = History(len(ids))
         self.version = 0  # sets chosen so far; a source that draws inside the active set watches it
-        self.active = np.zeros(0, np.int32)  # rows of the active set, in the order they are handed out
+        # rows of the active set, in the order they are handed out
+        self.active = np.zeros(0, np.int32)
         self.used = 0  # rows of the active set that were handed out
         self.step = 0
         self.recent: list[int] = []  # rows handed out for the update of this step
         self.asked = 0  # the most prompts that one update took since the active set was chosen
         self.shift = [0.0, 0.0, 0.0]  # shift of the adaptive weights
         self.distinct = 0  # different prompts handed out so far
-        self._components = np.zeros((3, 0), np.float32)  # D, C and R of the active set when it was chosen
+        # D, C and R of the active set when it was chosen
+        self._components = np.zeros((3, 0), np.float32)
         self._gauges: dict[str, float] = {}
-        self._scores: dict[str, Any] = {}  # scores of all prompts when a set was chosen, until they were shown
+        # scores of all prompts when a set was chosen, until they were shown
+        self._scores: dict[str, Any] = {}
 
     # A source
 
@@ -345,19 +411,27 @@ class ScalingRLSource(Returns):
         self.recent += [row for row in self.all_ids.rows(picked).tolist() if row >= 0]
         while len(picked) < k:
             self.refresh(clock, k - len(picked))
-            ids = [self.all_ids[row] for row in self.active[self.used : self.used + k - len(picked)].tolist()]
+            ids = [
+                self.all_ids[row]
+                for row in self.active[self.used : self.used + k - len(picked)].tolist()
+            ]
             self.drawn(ids)
             picked += ids
         return picked
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         judged = [rollout for rollout in rollouts if rollout.judged]
-        counts = np.array([(r.group_id, r.verdict == "right", 1, r.length) for r in judged], np.int64).reshape(-1, 4)
+        counts = np.array(
+            [(r.group_id, r.verdict == "right", 1, r.length) for r in judged], np.int64
+        ).reshape(-1, 4)
         _, first, of = np.unique(counts[:, 0], return_index=True, return_inverse=True)
         rows = self.all_ids.rows([judged[i].prompt_id for i in first.tolist()])
         order = np.argsort(first)  # as they came
         order = order[rows[order] >= 0]  # the others are of another part of the data
-        sums = [np.bincount(of, column, len(first)).astype(np.int64)[order] for column in counts[:, 1:].T]
+        sums = [
+            np.bincount(of, column, len(first)).astype(np.int64)[order]
+            for column in counts[:, 1:].T
+        ]
         self.history.add(rows[order], counts[first[order], 0], *sums, epoch=self.version)
 
     # The pool, for a source that draws inside it
@@ -375,13 +449,15 @@ class ScalingRLSource(Returns):
         """Choose the next set if this one was handed out once; `wanted` are to be drawn now."""
         self._enter(clock)
         least = max(clock.groups, self.asked, len(self.recent) + wanted)
-        if self.left <= 0 or (not self.used and len(self.active) < least):  # also a prepared set that is too small
+        # also a prepared set that is too small
+        if self.left <= 0 or (not self.used and len(self.active) < least):
             self._next_set(clock.progress, least)
             self.asked = len(self.recent)
 
     def _enter(self, clock: Clock) -> None:
         if clock.step != self.step:
-            self.step, self.recent = clock.step, []
+            self.step = clock.step
+            self.recent = []
 
     def drawn(self, ids: Sequence[str]) -> None:
         """Note that these were handed out, by `pick` or by a source that draws inside the active set."""
@@ -404,7 +480,9 @@ class ScalingRLSource(Returns):
         prompt twice, so prompts that it was handed already rank last."""
         if self.settings.adaptive and self._components.shape[1] == len(self.active):
             visited = self._visited()
-            rates = self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
+            rates = (
+                self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
+            )
             gain = 2.0 * rates * (1.0 - rates)  # mean |advantage| since the components were taken
             self.shift = shifted(self.shift, self._components[:, visited], gain)
         rng = np.random.default_rng((self.seed, self.version))
@@ -415,30 +493,43 @@ class ScalingRLSource(Returns):
         if self.settings.select == "fixed" and self.version:
             rows = np.sort(self.active)
         else:
-            share, select = self.settings.share, self.settings.select
+            share = self.settings.share
+            select = self.settings.select
             keys, size = rank(scores, eligible, select, progress, rng, share=share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
             # Prompts never handed out, and prompts once solved, get at least their shares, whatever they score.
-            new, solved = self.history.handed == 0, self.history.solved & eligible
-            shares = [(new, math.ceil(self.settings.new * size)), (solved & ~new, math.ceil(self.settings.old * size))]
+            new = self.history.handed == 0
+            solved = self.history.solved & eligible
+            shares = [
+                (new, math.ceil(self.settings.new * size)),
+                (solved & ~new, math.ceil(self.settings.old * size)),
+            ]
             rows = choose(keys, size, shares if not self.blind else ())
         self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
-        low, high = float(scores.min()), float(scores.max())
+        low = float(scores.min())
+        high = float(scores.max())
         bins = binned(scores, low, high)
         counts, active = (np.bincount(of, minlength=BINS).tolist() for of in (bins, bins[rows]))
-        self._scores = {"low": round(low, 4), "high": round(high, 4), "counts": counts, "active": active}
+        self._scores = {
+            "low": round(low, 4),
+            "high": round(high, 4),
+            "counts": counts,
+            "active": active,
+        }
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
         self._components = components[:, rows] if self.settings.adaptive else self._components
         self.active = rows.astype(np.int32)
-        self.version, self.used = self.version + 1, 0
+        self.version = self.version + 1
+        self.used = 0
 
     def _components_of(self, u: float) -> np.ndarray:
         """D, C and R of every prompt. Levels come from the data only: how often a prompt was solved enters through R,
         and where few are, a bell around the average level would exclude just those that are solved sometimes."""
         history = self.history
-        seen, mixed = history.visits > 0, history.kind == MIXED
+        seen = history.visits > 0
+        mixed = history.kind == MIXED
         levels = nearness(self._levels, self._has_level, mixed, u)
         lengths = nearness(history.length, seen, mixed, u)
         rates = adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u)
@@ -451,14 +542,20 @@ class ScalingRLSource(Returns):
 
     def _visited(self) -> np.ndarray:
         """A mask over the active set: which got a verdict since it was chosen."""
-        return (self.history.epoch[self.active] == self.version) & (self.history.visits[self.active] > 0)
+        return (self.history.epoch[self.active] == self.version) & (
+            self.history.visits[self.active] > 0
+        )
 
     # Metrics and state
 
     def metrics(self) -> dict[str, float]:
         """`epoch` counts active sets, fractionally; the other gauges are of the moment the active set was chosen."""
         done = self.used / len(self.active) if self.version else 0.0
-        weights = zip(("weight_difficulty", "weight_complexity", "weight_adaptability"), self.weights, strict=True)
+        weights = zip(
+            ("weight_difficulty", "weight_complexity", "weight_adaptability"),
+            self.weights,
+            strict=True,
+        )
         values = {
             "epoch": max(self.version - 1, 0) + done,
             "prompts": len(self.all_ids),
@@ -471,14 +568,17 @@ class ScalingRLSource(Returns):
 
     def pictures(self) -> dict[str, Any]:
         """Prompts by score, and those of the active set among them, where a set was chosen since the last call."""
-        shown, self._scores = self._scores, {}
+        shown = self._scores
+        self._scores = {}
         return {"scores": shown} if shown else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._scores = {}  # a set that was chosen before the checkpoint was shown
 
-    def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
+    def _describe(
+        self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray
+    ) -> dict[str, float]:
         """Gauges of the set to come, and `zero_variance` of the one before."""
         low, high = self._scale
         last = np.zeros(len(self.all_ids), bool)
@@ -498,7 +598,9 @@ def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
     """Levels as an array, NaN where there is none or a word."""
     if isinstance(levels, np.ndarray):
         return levels.astype(np.float32)
-    return np.array([level if isinstance(level, int | float) else np.nan for level in levels], np.float32)
+    return np.array(
+        [level if isinstance(level, int | float) else np.nan for level in levels], np.float32
+    )
 
 
 def _again(kinds: np.ndarray, rng: np.random.Generator) -> np.ndarray:

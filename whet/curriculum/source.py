@@ -31,13 +31,18 @@ class Ids(Sequence[str]):
 
     def __init__(self, ids: Sequence[str]):
         if len(ids) == 0:
-            raise WhetError("There are no prompts to train on; check data.path and the task's options.")
+            raise WhetError(
+                "There are no prompts to train on; check data.path and the task's options."
+            )
         self._names = ids
         self._place_of = {prompt_id: place for place, prompt_id in enumerate(ids)}  # in the whole
         if len(self._place_of) < len(ids):
             twice, count = Counter(ids).most_common(1)[0]
-            raise WhetError(f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.')
-        self._places = self._rows = np.arange(len(ids))  # from a row here to a place in the whole, and back
+            raise WhetError(
+                f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.'
+            )
+        # from a row here to a place in the whole, and back
+        self._places = self._rows = np.arange(len(ids))
         self._fingerprint = ""
 
     @staticmethod
@@ -50,7 +55,9 @@ class Ids(Sequence[str]):
         if len(rows) == len(self):
             return self
         if len(rows) == 0:
-            raise WhetError("There are no prompts in this part of the data; check curriculum.stages.")
+            raise WhetError(
+                "There are no prompts in this part of the data; check curriculum.stages."
+            )
         part = copy.copy(self)
         part._places = self._places[rows]
         part._rows = np.full(len(self._names), -1, np.int32)
@@ -62,7 +69,11 @@ class Ids(Sequence[str]):
         return len(self._places)
 
     def __getitem__(self, row: int | slice) -> Any:
-        return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self._names[self._places[row]]
+        return (
+            self.some(np.arange(len(self))[row])
+            if isinstance(row, slice)
+            else self._names[self._places[row]]
+        )
 
     def __iter__(self) -> Iterator[str]:
         return (self._names[place] for place in self._places.tolist())
@@ -106,7 +117,8 @@ class Returns(Saved):
 
     def take_back(self, k: int) -> list[str]:
         """Up to k of the ids that were given back."""
-        taken, self.returned = self.returned[:k], self.returned[k:]
+        taken = self.returned[:k]
+        self.returned = self.returned[k:]
         return taken
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
@@ -133,7 +145,8 @@ class UniformSource(Returns):
 
     def __init__(self, ids: Sequence[str], seed: int):
         super().__init__()
-        self.ids, self.seed = Ids.of(ids), seed
+        self.ids = Ids.of(ids)
+        self.seed = seed
         self.epoch = self.cursor = 0
         self._order = self._draw_order()
 
@@ -141,7 +154,8 @@ class UniformSource(Returns):
         picked = self.take_back(k)
         while len(picked) < k:
             if self.cursor == len(self.ids):
-                self.epoch, self.cursor = self.epoch + 1, 0
+                self.epoch = self.epoch + 1
+                self.cursor = 0
                 self._order = self._draw_order()
             rows = self._order[self.cursor : self.cursor + k - len(picked)]
             picked += [self.ids[row] for row in rows.tolist()]
@@ -183,7 +197,9 @@ class MixedSource(Returns):
     def __init__(self, ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]]):
         super().__init__()
         ids = Ids.of(ids)
-        assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
+        assert sum(size for size, _ in entries) == len(ids), (
+            "the entries are parts of the ids, in order"
+        )
         self.entries = [(size, weight) for size, weight in entries if size]
         ends = accumulate(size for size, _ in self.entries)
         self.parts = [
@@ -206,12 +222,18 @@ class MixedSource(Returns):
         """`epoch` is that of all prompts; `epoch_0` and so on are those of the sets."""
         prompts = sum(size for size, _ in self.entries)
         own = {"epoch": sum(self.picks) / prompts, "prompts": prompts}
-        each = {f"epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)}
+        each = {
+            f"epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)
+        }
         return named({**own, **each})
 
     def state_dict(self) -> dict[str, Any]:
         parts = [part.state_dict() for part in self.parts]
-        return {**super().state_dict(), "entries": [list(entry) for entry in self.entries], "parts": parts}
+        return {
+            **super().state_dict(),
+            "entries": [list(entry) for entry in self.entries],
+            "parts": parts,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if [tuple(entry) for entry in state.get("entries", ())] != self.entries:
@@ -222,7 +244,9 @@ class MixedSource(Returns):
             part.load_state_dict(saved)
 
 
-def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]] = ()) -> Source:
+def build_source(
+    ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]] = ()
+) -> Source:
     """Plain epochs where all weights are equal: such a recipe picks as if its data were one set."""
     if len({weight for size, weight in entries if size}) <= 1:
         return UniformSource(ids, seed)
@@ -242,7 +266,8 @@ class WeightedRows:
     def __init__(self, size: int):
         self.size = size
         self._leaves = 1 << max(1, (size - 1).bit_length())
-        self._sums = np.zeros(2 * self._leaves)  # node i has the children 2i and 2i + 1; the root is 1
+        # node i has the children 2i and 2i + 1; the root is 1
+        self._sums = np.zeros(2 * self._leaves)
 
     @property
     def total(self) -> float:
@@ -259,18 +284,21 @@ class WeightedRows:
 
     def put(self, rows: np.ndarray, weights: np.ndarray | float) -> None:
         self.weights[rows] = weights
-        if 16 * len(rows) > self.size:  # then summing the whole tree anew is faster than finding what changed
+        # then summing the whole tree anew is faster than finding what changed
+        if 16 * len(rows) > self.size:
             self.add_up()
             return
         nodes = rows + self._leaves
-        while len(nodes) and nodes[0] > 1:  # all nodes are of one level; a repeated one is summed twice to the same
+        # all nodes are of one level; a repeated one is summed twice to the same
+        while len(nodes) and nodes[0] > 1:
             nodes >>= 1
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """The row at each point of [0, total), where rows lie side by side, each as wide as its weight. A row without
         weight is never found, whatever the rounding."""
-        nodes, points = np.ones(len(points), np.int64), points.copy()
+        nodes = np.ones(len(points), np.int64)
+        points = points.copy()
         while nodes[0] < self._leaves:
             nodes *= 2
             left = self._sums[nodes]
@@ -288,7 +316,8 @@ class WeightedRows:
         drawn = np.empty(0, np.int64)
         while len(drawn) < k and self.total > least:
             found = self.find(rng.random(k - len(drawn)) * self.total)
-            new = found[np.sort(np.unique(found, return_index=True)[1])]  # in the order they were drawn
+            # in the order they were drawn
+            new = found[np.sort(np.unique(found, return_index=True)[1])]
             self.put(new, 0.0)
             drawn = np.concatenate([drawn, new])
         return drawn

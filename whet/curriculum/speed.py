@@ -39,7 +39,9 @@ def accept_probability(p: float, n: int, low: float = 0.0, high: float = 1.0) ->
     return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in _between(n, low, high))
 
 
-def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: float = 1.0) -> float:
+def implicit_weight(
+    p: float, n_init: int, n_cont: int, low: float = 0.0, high: float = 1.0
+) -> float:
     """w(p): the expected gradient of a screened prompt is w(p) times the gradient of its pass rate.
 
     Derived. E[grad log pi(y) | r] = (r - p) / (p (1 - p)) grad p, and under RLOO sum_i A_i (r_i - p) =
@@ -55,12 +57,15 @@ def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: 
     weight = 0.0
     for k in _between(n_init, low, high):
         chance = math.comb(n_init, k) * p ** (k - 1) * (1 - p) ** (n_init - k - 1)  # over p (1 - p)
-        more = n_cont * p * ((total - 2 * k) - (1 - p) - n_cont * p)  # E[(k + J)(N - k - J)] less k (N - k)
+        # E[(k + J)(N - k - J)] less k (N - k)
+        more = n_cont * p * ((total - 2 * k) - (1 - p) - n_cont * p)
         weight += chance * (k * (total - k) + more)
     return weight / (total * (total - 1))
 
 
-def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
+def predicted_acceptance(
+    first: float, second: float, n: int, low: float = 0.0, high: float = 1.0
+) -> float:
     """The share of prompts with E[p] = first and E[p^2] = second that a screening of n rollouts would accept.
 
     OURS: pass rates follow the Beta distribution with these two moments, so K is Beta-binomial. From k right of m
@@ -71,10 +76,15 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     if variance <= 1e-12:
         return accept_probability(first, n, low, high)
     strength = (first - second) / variance
-    return beta_acceptance(first * strength, (1 - first) * strength, n, low, high) if strength > 1e-12 else 0.0
+    return (
+        beta_acceptance(first * strength, (1 - first) * strength, n, low, high)
+        if strength > 1e-12
+        else 0.0
+    )
 
 
-@lru_cache(4096)  # prompts that were not seen have one estimate, and each is looked at several times
+# prompts that were not seen have one estimate, and each is looked at several times
+@lru_cache(4096)
 def beta_acceptance(a: float, b: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
     """The chance to pass a screening of n rollouts if the pass rate follows Beta(a, b), so that K is Beta-binomial.
 
@@ -82,10 +92,15 @@ def beta_acceptance(a: float, b: float, n: int, low: float = 0.0, high: float = 
     0.6
     """
     whole = _log_beta(a, b)
-    return sum(math.comb(n, k) * math.exp(_log_beta(k + a, n - k + b) - whole) for k in _between(n, low, high))
+    return sum(
+        math.comb(n, k) * math.exp(_log_beta(k + a, n - k + b) - whole)
+        for k in _between(n, low, high)
+    )
 
 
-def screening_pays(a: float, b: float, n: int, size: int, low: float = 0.0, high: float = 1.0) -> bool:
+def screening_pays(
+    a: float, b: float, n: int, size: int, low: float = 0.0, high: float = 1.0
+) -> bool:
     """Whether a screening of n rollouts makes an accepted group of `size` cheaper. The pass rate follows Beta(a, b).
 
     OURS. With a_n the chance to be accepted, a group costs n / a_n + size - n rollouts with the screening, and
@@ -95,7 +110,8 @@ def screening_pays(a: float, b: float, n: int, size: int, low: float = 0.0, high
     >>> screening_pays(0.1, 0.15, 4, 16), screening_pays(1.1, 3.15, 4, 16)  # unseen; then 1 right of 4
     (True, False)
     """
-    few, whole = beta_acceptance(a, b, n, low, high), beta_acceptance(a, b, size, low, high)
+    few = beta_acceptance(a, b, n, low, high)
+    whole = beta_acceptance(a, b, size, low, high)
     return min(few, whole) <= 0.0 or n / few + size - n < size / whole
 
 
@@ -140,8 +156,10 @@ class Screenings(Saved):
 
 # ---- the gate
 
-Allocate = Callable[[Sequence[str], int], list[int]]  # prompt ids, rollouts -> what the continuation of each gets
-Estimates = Callable[[Sequence[str]], Sequence[tuple[float, float]]]  # prompt ids -> a, b of their Beta posteriors
+# prompt ids, rollouts -> what the continuation of each gets
+Allocate = Callable[[Sequence[str], int], list[int]]
+# prompt ids -> a, b of their Beta posteriors
+Estimates = Callable[[Sequence[str]], Sequence[tuple[float, float]]]
 
 
 class Speed(Gate):
@@ -166,17 +184,25 @@ class Speed(Gate):
         """See `config.SpeedSettings`. `allocate` divides rollouts - n_init per group; None divides evenly. With
         `estimates` only those prompts are screened for which it pays; None screens all."""
         super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
-        self.n_init, self.low, self.high = n_init, low, high
+        self.n_init = n_init
+        self.low = low
+        self.high = high
         self.n_cont = rollouts - n_init
-        self.use_screening, self.allocate = use_screening, allocate
-        self.estimates = estimates if use_screening else None  # else a screening is paid for whatever is known
+        self.use_screening = use_screening
+        self.allocate = allocate
+        # else a screening is paid for whatever is known
+        self.estimates = estimates if use_screening else None
         self.least = 1 if use_screening else 2  # rollouts of a continuation: two share a baseline
         self.seen = Screenings()
         self.saved = 0.0  # rollouts saved, compared with DAPO
-        self.weight = 0.0  # mean implicit weight of the last batch: a metric, the loss is not reweighted
-        self._held_up = False  # in this plan a group should have been continued, and there was no room
+        # mean implicit weight of the last batch: a metric, the loss is not reweighted
+        self.weight = 0.0
+        # in this plan a group should have been continued, and there was no room
+        self._held_up = False
         if self.n_init < 2:
-            raise WhetError(f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more.")
+            raise WhetError(
+                f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more."
+            )
         if self.n_cont < self.least:
             cure = f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init"
             left = f"{self.n_cont} after a screening of {n_init}"
@@ -217,10 +243,12 @@ class Speed(Gate):
         due = groups = self._due(clock)
         if clock.free is not None:
             idle = all(visit.complete for visit in self.book.in_line())
-            groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
+            # one larger than the engine queues
+            groups = groups[: max(clock.free // self.n_cont, int(idle))]
         self._held_up = len(groups) < len(due)
         sizes = self._divide([group.prompt_id for group in groups])
-        fresh = not self.use_screening  # then the continuation trains without the screening's rollouts
+        # then the continuation trains without the screening's rollouts
+        fresh = not self.use_screening
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
             for group, n in zip(groups, sizes, strict=True)
@@ -233,7 +261,9 @@ class Speed(Gate):
             return [self.n_cont] * len(prompt_ids)
         sizes = self.allocate(prompt_ids, total)
         exact = len(sizes) == len(prompt_ids) and sum(sizes) == total and min(sizes) >= self.least
-        assert exact, f"{total} rollouts for {len(prompt_ids)} groups, each {self.least} or more, became {sizes}"
+        assert exact, (
+            f"{total} rollouts for {len(prompt_ids)} groups, each {self.least} or more, became {sizes}"
+        )
         return sizes
 
     # The protocol, where screening changes it
@@ -260,7 +290,8 @@ class Speed(Gate):
 
     def _expect(self, prompt_ids: Sequence[str]) -> list[tuple[bool, float]]:
         """Whether each prompt is screened, and its chance to be accepted; nothing without `estimates`."""
-        pairs, found = self.estimates(prompt_ids) if self.estimates is not None else (), dict[Any, tuple[bool, float]]()
+        pairs = self.estimates(prompt_ids) if self.estimates is not None else ()
+        found = dict[Any, tuple[bool, float]]()
         for a, b in set(pairs):  # prompts that were not seen have one estimate
             screens = screening_pays(a, b, self.n_init, self.rollouts, self.low, self.high)
             n = self.n_init if screens else self.rollouts
@@ -270,7 +301,9 @@ class Speed(Gate):
     def _lacking(self, clock: Clock, whole: float = 0.0) -> float:
         """Groups that are wanted beyond those that are certain and those expected of requests that still run."""
         running = len(self.book) - self.book.certain
-        return clock.groups + self._ahead(clock, whole) - self.book.certain - running * self.acceptance
+        return (
+            clock.groups + self._ahead(clock, whole) - self.book.certain - running * self.acceptance
+        )
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
         """With `estimates`, pick until as many groups are expected as are lacking. The source gives its best prompts
@@ -281,20 +314,25 @@ class Speed(Gate):
         """
         if self.estimates is None:
             return super()._pick(count, clock)
-        ids, places = list[str](), list[int | None]()
-        expected = whole = 0.0  # groups to train, and those among them that come without a screening
+        ids = list[str]()
+        places = list[int | None]()
+        # groups to train, and those among them that come without a screening
+        expected = whole = 0.0
         while len(ids) < count:
             lacking = self._lacking(clock, whole / expected if expected else 0.0) - expected
             some, where = super()._pick(min(max(0, math.ceil(lacking)), count - len(ids)), clock)
             if not some:
                 break
-            ids, places = ids + some, places + where
+            ids = ids + some
+            places = places + where
             for screens, chance in self._expect(some):
                 expected += chance
                 whole += 0.0 if screens else chance
         return self._whole_first(ids, places)
 
-    def _whole_first(self, ids: list[str], places: list[int | None]) -> tuple[list[str], list[int | None]]:
+    def _whole_first(
+        self, ids: list[str], places: list[int | None]
+    ) -> tuple[list[str], list[int | None]]:
         """The same in another order: those that are requested again, then whole groups, then screenings."""
         screens = [screens for screens, _ in self._expect(ids)]
 
@@ -335,10 +373,13 @@ class Speed(Gate):
     def _room(self, clock: Clock, taken: int) -> int:
         want = min(self.groups_to_ask(clock), self._budget(clock))
         if clock.free is not None:
-            fits = max(0, clock.free - taken) // (self.n_init if self.estimates is None else self.rollouts)
+            fits = max(0, clock.free - taken) // (
+                self.n_init if self.estimates is None else self.rollouts
+            )
             if self.book.open == 0:
                 fits = max(fits, 1)
-            want = min(want, 0 if self._held_up else fits)  # free capacity is kept for groups that wait to go on
+            # free capacity is kept for groups that wait to go on
+            want = min(want, 0 if self._held_up else fits)
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
@@ -348,7 +389,8 @@ class Speed(Gate):
         due: list[Group] = []
         # Walk the line and add up how many groups are expected to train before each one: that says how many updates
         # away its batch is. Under barrier only groups of the next batch are continued.
-        before, chance = 0.0, self.acceptance
+        before = 0.0
+        chance = self.acceptance
         for visit in self.book.in_line():
             if not waiting:
                 break
@@ -358,7 +400,9 @@ class Speed(Gate):
             group = waiting.pop(visit.group_id, None)
             if group and self._age(group, clock) + updates <= self.max_age:
                 due.append(group)
-            sure = group or visit.group_id in self.book.continued or self.book.is_ready(visit.group_id)
+            sure = (
+                group or visit.group_id in self.book.continued or self.book.is_ready(visit.group_id)
+            )
             before += 1.0 if sure else chance
         return due
 
@@ -380,7 +424,8 @@ class Speed(Gate):
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
         self.weight = sum(map(self._weight, groups)) / len(groups)
         size = self.rollouts if self.use_screening else self.n_cont
-        plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have requested for as many
+        # what DAPO would have requested for as many
+        plain = len(groups) * size / max(LEAST, self.seen.predict(size))
         self.saved += plain - self.counts.since("rollouts")
         self.seen.fade()
         return super()._take(groups, clock)
@@ -388,7 +433,8 @@ class Speed(Gate):
     def _weight(self, group: Group) -> float:
         """w(p) at the group's pass rate and with its own sizes; a group that was asked for as a whole has no screening,
         and is weighed as DAPO weighs it."""
-        rate, bounds = group.pass_rate, (self.low, self.high)
+        rate = group.pass_rate
+        bounds = (self.low, self.high)
         if not self.use_screening:
             return accept_probability(rate, self.n_init, *bounds)
         screened = sum(rollout.phase == self.phase for rollout in group.rollouts)

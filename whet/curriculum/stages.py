@@ -20,20 +20,41 @@ from pydantic import ValidationError
 
 from whet import config
 from whet.config import Stage
-from whet.curriculum.base import Curriculum, Evidence, Progress, Saved, Wrapper, expect, from_json, named, refuse_state
+from whet.curriculum.base import (
+    Curriculum,
+    Evidence,
+    Progress,
+    Saved,
+    Wrapper,
+    expect,
+    from_json,
+    named,
+    refuse_state,
+)
 from whet.curriculum.groups import COUNTERS
 from whet.curriculum.source import Ids
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
-Make = Callable[[Stage, Sequence[str], int], Curriculum]  # (stage, ids of its prompts, id of its first group)
+# (stage, ids of its prompts, id of its first group)
+Make = Callable[[Stage, Sequence[str], int], Curriculum]
 
-LEAST = 0.25  # passes over its prompts before the share of truncated responses may end a stage. OURS
+# passes over its prompts before the share of truncated responses may end a stage. OURS
+LEAST = 0.25
 # A stage ends at once if more than this share of the responses since the last right one is truncated, over a batch of
 # groups and at least so many responses. OURS.
-HOPELESS, FEWEST = 0.95, 16
+HOPELESS = 0.95
+FEWEST = 16
 # Metrics that count since the start of a run and go on over borders; all others are gauges of the present stage.
-COUNTED = (*COUNTERS, "probed", "screened", "qualified", "rollouts_saved", "skipped_solved", "resets")
+COUNTED = (
+    *COUNTERS,
+    "probed",
+    "screened",
+    "qualified",
+    "rollouts_saved",
+    "skipped_solved",
+    "resets",
+)
 
 # ---- which prompts a stage trains on
 
@@ -77,7 +98,9 @@ class LengthRecord(Saved):
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         done = [rollout for rollout in rollouts if rollout.finish != "cut"]
         rows = self.ids.rows([rollout.prompt_id for rollout in done])
-        np.add.at(self.tokens, rows[rows >= 0], np.array([r.length for r in done], np.int64)[rows >= 0])
+        np.add.at(
+            self.tokens, rows[rows >= 0], np.array([r.length for r in done], np.int64)[rows >= 0]
+        )
         np.add.at(self.seen, rows[rows >= 0], 1)
 
 
@@ -97,13 +120,18 @@ def named_in(stage: Stage, names: Sequence[str]) -> list[str]:
 
 def stage_sampling(stage: Stage, sampling: Sampling) -> Sampling:
     """The sampling of a stage: what it leaves open is as in `sampling`."""
-    limit, temperature = stage.max_tokens or sampling.max_tokens, stage.temperature or sampling.temperature
+    limit = stage.max_tokens or sampling.max_tokens
+    temperature = stage.temperature or sampling.temperature
     return replace(sampling, max_tokens=limit, temperature=temperature)
 
 
 def stage_settings(stage: Stage, settings: config.CurriculumSettings) -> config.CurriculumSettings:
     """The settings of the curriculum inside a stage, validated like those of a recipe."""
-    own = {"groups": stage.groups or settings.groups, "rollouts": stage.rollouts or settings.rollouts, "stages": ()}
+    own = {
+        "groups": stage.groups or settings.groups,
+        "rollouts": stage.rollouts or settings.rollouts,
+        "stages": (),
+    }
     try:
         return config.CurriculumSettings.model_validate({**settings.model_dump(), **own})
     except ValidationError as error:
@@ -122,7 +150,18 @@ class Stages(Wrapper):
     """
 
     state_names = (
-        *("ids", "next_id", "fresh", "step", "asked", "border", "late", "without_result", "_before", "_tokens"),
+        *(
+            "ids",
+            "next_id",
+            "fresh",
+            "step",
+            "asked",
+            "border",
+            "late",
+            "without_result",
+            "_before",
+            "_tokens",
+        ),
         *("progress", "evidence", "lengths", "inner", "rows", "first_id"),
     )
 
@@ -139,10 +178,13 @@ class Stages(Wrapper):
         assert stages, "a list of stages has at least one"
         self.stages, self.make, self.ids = tuple(stages), make, Ids.of(ids)
         self.limits = [stage.max_tokens or max_tokens or math.inf for stage in stages]
-        self._characters, self._tasks = np.asarray(characters, np.int64), tasks
+        self._characters = np.asarray(characters, np.int64)
+        self._tasks = tasks
         named_tasks = np.asarray(tasks, dtype=str) if any(stage.tasks for stage in stages) else ()
         self._of_tasks = [  # now: it is too slow for a border
-            np.flatnonzero(np.isin(named_tasks, list(stage.tasks))) if stage.tasks else np.arange(len(self.ids))
+            np.flatnonzero(np.isin(named_tasks, list(stage.tasks)))
+            if stage.tasks
+            else np.arange(len(self.ids))
             for stage in stages
         ]
         by_responses = any(stage.by == "responses" and stage.subset != "all" for stage in stages)
@@ -153,7 +195,8 @@ class Stages(Wrapper):
         self.evidence = Evidence()
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # counts of the stages that are over
-        self._tokens: dict[int, int] = {}  # tokens of the groups held, for the count of what a border drops
+        # tokens of the groups held, for the count of what a border drops
+        self._tokens: dict[int, int] = {}
         self._enter(0, self._rows(0))
 
     @property
@@ -174,12 +217,20 @@ class Stages(Wrapper):
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         mine = [rollout for rollout in rollouts if rollout.group_id >= self.first_id]
         self.late += len(rollouts) - len(mine)
-        self._before["tokens_dropped"] += sum(r.length for r in rollouts if r.group_id < self.first_id)
+        self._before["tokens_dropped"] += sum(
+            r.length for r in rollouts if r.group_id < self.first_id
+        )
         for rollout in mine:
             self._tokens[rollout.group_id] = self._tokens.get(rollout.group_id, 0) + rollout.length
-        last = max((place for place, rollout in enumerate(mine) if rollout.verdict == "right"), default=-1)
+        last = max(
+            (place for place, rollout in enumerate(mine) if rollout.verdict == "right"), default=-1
+        )
         since = [rollout for rollout in mine[last + 1 :] if rollout.finish != "cut"]
-        found = (sum(r.index == 0 for r in since), len(since), sum(r.finish == "length" for r in since))
+        found = (
+            sum(r.index == 0 for r in since),
+            len(since),
+            sum(r.finish == "length" for r in since),
+        )
         before = self.without_result if last < 0 else (0, 0, 0)
         self.without_result: list[int] = [old + new for old, new in zip(before, found, strict=True)]
         self.evidence.rollouts += rollouts
@@ -199,7 +250,9 @@ class Stages(Wrapper):
         if batch is None:
             return None
         self.evidence.emitted(clock)
-        stage, fresh, self.fresh = self.stage, self.fresh, False
+        stage = self.stage
+        fresh = self.fresh
+        self.fresh = False
         return replace(
             batch,
             stage=self.number,
@@ -218,7 +271,9 @@ class Stages(Wrapper):
         if self.lengths is not None:
             self.lengths.observe(rollouts)
         self.progress.update([rollout for rollout in rollouts if rollout.group_id >= self.first_id])
-        self._tokens = {group_id: tokens for group_id, tokens in self._tokens.items() if group_id in held}
+        self._tokens = {
+            group_id: tokens for group_id, tokens in self._tokens.items() if group_id in held
+        }
         if self.number + 1 < len(self.stages) and self._over():
             self._advance()
 
@@ -259,7 +314,8 @@ class Stages(Wrapper):
     def _enter(self, number: int, rows: np.ndarray) -> None:
         self.number, self.rows, self.first_id = number, rows, self.next_id
         self.step = self.asked = 0
-        self.without_result = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
+        # since the last right answer: groups begun, responses, truncated ones
+        self.without_result = [0, 0, 0]
         self.progress = Progress(self.stage.plateau)
         self._tokens = {}
         self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)
@@ -277,8 +333,15 @@ class Stages(Wrapper):
 
     def _over(self) -> bool:
         """The first limit that is met ends the stage."""
-        stage, truncated, epochs = self.stage, self.progress.truncated, self._epochs(self.inner.metrics())
-        enough = bool(stage.truncated) and truncated is not None and truncated <= stage.truncated and epochs >= LEAST
+        stage = self.stage
+        truncated = self.progress.truncated
+        epochs = self._epochs(self.inner.metrics())
+        enough = (
+            bool(stage.truncated)
+            and truncated is not None
+            and truncated <= stage.truncated
+            and epochs >= LEAST
+        )
         spent = 0 < stage.steps <= self.step or 0 < stage.epochs <= epochs
         return enough or spent or self.progress.stalled
 
@@ -290,13 +353,17 @@ class Stages(Wrapper):
         """End a stage with nothing right in a batch of groups and nearly all truncated, if a wider limit is to come.
         Called only where no group is held or a batch starves, so nothing is lost. It moves on one stage at a time."""
         groups, responses, truncated = self.without_result
-        limit, later = self.limits[self.number], self.limits[self.number + 1 :]
+        limit = self.limits[self.number]
+        later = self.limits[self.number + 1 :]
         enough = groups >= batch and responses >= FEWEST and truncated > HOPELESS * responses
         if not enough or max(later, default=0) <= limit:
             return False
         why = f"Stage {self.number} ends early: {self._about_limit()} None was right in {groups} groups."
         self._advance()
-        warnings.warn(f"{why} Stage {self.number} begins; give such a stage a wider limit, or none.", stacklevel=3)
+        warnings.warn(
+            f"{why} Stage {self.number} begins; give such a stage a wider limit, or none.",
+            stacklevel=3,
+        )
         return True
 
     def _about_limit(self) -> str:
@@ -319,11 +386,14 @@ class Stages(Wrapper):
         If a split by responses leaves nothing, as where all have one length, the stage takes all: this turns up in the
         middle of a run, which goes on, and `stage_prompts` shows it.
         """
-        stage, rows = self.stages[number], self._of_tasks[number]
+        stage = self.stages[number]
+        rows = self._of_tasks[number]
         if stage.subset == "all" or not len(rows):
             return rows
         if stage.by == "responses" and self.lengths is not None:
-            short = short_by_responses(self._characters[rows], self.lengths.tokens[rows], self.lengths.seen[rows])
+            short = short_by_responses(
+                self._characters[rows], self.lengths.tokens[rows], self.lengths.seen[rows]
+            )
         else:
             short = short_by_characters(self._characters[rows])
         chosen = rows[short if stage.subset == "short" else ~short]
@@ -333,15 +403,27 @@ class Stages(Wrapper):
         """Check before anything runs that every stage has prompts, can be built and, but for the last, can end."""
         for number, stage in enumerate(self.stages):
             where = f"curriculum.stages.{number}"
-            assert not stage.tasks or len(self._tasks) == len(self.ids), "stages by task need the task of each prompt"
+            assert not stage.tasks or len(self._tasks) == len(self.ids), (
+                "stages by task need the task of each prompt"
+            )
             split = stage.subset != "all"
-            assert not split or len(self._characters) == len(self.ids), "a split needs the length of each prompt"
+            assert not split or len(self._characters) == len(self.ids), (
+                "a split needs the length of each prompt"
+            )
             if unknown := sorted(set(stage.tasks) - set(self._tasks)):
-                raise WhetError(f'{where} wants prompts of task "{unknown[0]}", but the data has none.')
+                raise WhetError(
+                    f'{where} wants prompts of task "{unknown[0]}", but the data has none.'
+                )
             if len(self.ids) and not len(self._rows(number)):
                 cure = 'take subset = "all" or more data'
-                raise WhetError(f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; {cure}.')
-            if number + 1 < len(self.stages) and not (stage.steps or stage.epochs or stage.truncated or stage.plateau):
-                raise WhetError(f"{where} would never end; give it steps, epochs, truncated or plateau.")
+                raise WhetError(
+                    f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; {cure}.'
+                )
+            if number + 1 < len(self.stages) and not (
+                stage.steps or stage.epochs or stage.truncated or stage.plateau
+            ):
+                raise WhetError(
+                    f"{where} would never end; give it steps, epochs, truncated or plateau."
+                )
             if number:  # a stage that cannot be built is better refused now than at its border
                 self.make(stage, self.ids.some(self._rows(number)), 0)

@@ -24,7 +24,8 @@ import numpy as np
 
 PLACES = 129  # lengths of drafts that are told apart in pictures
 MOST_TOLD = 256  # reports that are kept until they are counted
-LONGEST, SHORTEST = 12, 1  # tokens of context that a model-free drafter matches, at most and at least
+# tokens of context that a model-free drafter matches, at most and at least
+LONGEST, SHORTEST = 12, 1
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +50,9 @@ class Drafter:
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Guess the next tokens: int32 [B, max(most)], and how many of them count, int32 [B], at most `most`."""
-        return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
+        return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(
+            len(rows), np.int32
+        )
 
     def finish(self, row: RowView) -> None:
         """The rollout ended or was cut; it may enter the drafter's history."""
@@ -78,7 +81,9 @@ class DraftArm:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", self.depth + 1)
-        object.__setattr__(self, "name", f"{self.drafter}_{self.depth}_1_{self.tokens}" if self.depth else "off")
+        object.__setattr__(
+            self, "name", f"{self.drafter}_{self.depth}_1_{self.tokens}" if self.depth else "off"
+        )
 
 
 OFF = DraftArm("", 0)
@@ -92,7 +97,8 @@ class StepReport:
     batch: int  # rows
     seconds: float  # time of all the steps on the host's clock
     steps: int = 1
-    accepted: np.ndarray | None = None  # drafted tokens that were accepted, per row and step; None: there were none
+    # drafted tokens that were accepted, per row and step; None: there were none
+    accepted: np.ndarray | None = None
     most: np.ndarray | None = None  # how many of them were wanted at most; None: the arm's depth
     kv_bytes: float = 0.0  # keys and values that the rows have cached
     typical: bool = True  # whether the time says anything about other steps
@@ -103,12 +109,17 @@ class Chooser:
     """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`). This one never drafts."""
 
     def __init__(self) -> None:
-        self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
+        # seconds per arm, since the last `metrics`
+        self._clock: defaultdict[str, float] = defaultdict(float)
         self._told: list[StepReport] = []  # of drafts, that are still to be counted
-        self._offers = np.zeros((2, PLACES), np.int64)  # drafts of so many tokens, and of so many that came true
-        self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # rows -> drafts, tokens accepted
+        # drafts of so many tokens, and of so many that came true
+        self._offers = np.zeros((2, PLACES), np.int64)
+        # rows -> drafts, tokens accepted
+        self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         """Choose for a batch of so many rows, not among the drafters that were retired."""
         return OFF
 
@@ -122,11 +133,14 @@ class Chooser:
 
     def _count(self) -> None:
         """Count what came of drafts. It is done when asked for: between two steps there is no time for it."""
-        told, self._told = [(report, report.accepted) for report in self._told if report.accepted is not None], []
+        told = [(report, report.accepted) for report in self._told if report.accepted is not None]
+        self._told = []
         for report, accepted in told:
             of = report.most if report.had is None else report.had
             had = np.full(accepted.size, report.arm.depth) if of is None else of
-            self._offers += [np.bincount(each, minlength=PLACES)[:PLACES] for each in (had, accepted)]
+            self._offers += [
+                np.bincount(each, minlength=PLACES)[:PLACES] for each in (had, accepted)
+            ]
             of_size = self._by_rows[1 << max(0, report.batch.bit_length() - 1)]
             of_size[0], of_size[1] = of_size[0] + accepted.size, of_size[1] + int(accepted.sum())
 
@@ -136,7 +150,11 @@ class Chooser:
     def metrics(self) -> dict[str, float]:
         """Each arm's share of the time, and the tokens that a row writes in a step that speculates; then start anew."""
         total = sum(self._clock.values())
-        out = {f"draft/share_{name}": seconds / total for name, seconds in self._clock.items() if total > 0}
+        out = {
+            f"draft/share_{name}": seconds / total
+            for name, seconds in self._clock.items()
+            if total > 0
+        }
         self._count()
         drafts, accepted = np.sum([(0, 0), *self._by_rows.values()], 0).tolist()
         out["draft/accept_length"] = 1 + accepted / max(1, drafts)
@@ -154,7 +172,12 @@ class Chooser:
             return {}
         reached = self._offers[:, :0:-1].cumsum(1)[:, ::-1].T  # drafts of that many tokens or more
         position = reached[reached[:, 0] > 0].tolist()
-        return {"accepts": {"position": position, "rows": [[rows, *of] for rows, of in sorted(self._by_rows.items())]}}
+        return {
+            "accepts": {
+                "position": position,
+                "rows": [[rows, *of] for rows, of in sorted(self._by_rows.items())],
+            }
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -176,7 +199,9 @@ def walk(drafted: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> np.nda
     return (np.logical_and.accumulate(agree, axis=1).sum(1) + 1).astype(np.int32)
 
 
-def truncate(counts: np.ndarray, written: np.ndarray, stops: np.ndarray, room: np.ndarray) -> np.ndarray:
+def truncate(
+    counts: np.ndarray, written: np.ndarray, stops: np.ndarray, room: np.ndarray
+) -> np.ndarray:
     """Tokens of each row that remain, int32 [B], when a stop id or the limit falls inside what it wrote.
 
     `written` [B, W] holds `counts` tokens per row, `stops` [B, S] stop ids (-1: none), `room` [B] tokens left to the

@@ -55,17 +55,23 @@ class Window:
 
 
 class DataBuffer:
-    def __init__(self, capacity: int, *, share: float = 1.0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, capacity: int, *, share: float = 1.0, device: torch.device | str = "cpu"
+    ) -> None:
         """capacity: in tokens; share: the part of a step's tokens that a lesson trains on."""
         if capacity < 2:
-            raise WhetError(f"A buffer of {capacity} tokens holds no pair to train a drafter on; give it at least 2.")
+            raise WhetError(
+                f"A buffer of {capacity} tokens holds no pair to train a drafter on; give it at least 2."
+            )
         self.capacity, self.share, self.device = capacity, share, torch.device(device)
         self.step = 0
         self.entries: list[BufferEntry] = []  # in the order they came
         # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
         self._held = Counter[int]()
-        self._lengths: list[list[int]] = [[], []]  # lengths that ended in the last step and in this one, sorted
-        self.ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
+        # lengths that ended in the last step and in this one, sorted
+        self._lengths: list[list[int]] = [[], []]
+        # tokens that ended in this step, and those wanted whatever their length
+        self.ended = self._fair = 0
         self.trained = 0  # tokens trained on in idle time since this step began
 
     def wants(self, step: int, tokens: int) -> bool:
@@ -142,7 +148,10 @@ class DataBuffer:
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
         self._keep(e for e in self.entries if id(e) in longest)
-        self.step, self.ended, self._fair, self.trained = step, 0, 0, 0
+        self.step = step
+        self.ended = 0
+        self._fair = 0
+        self.trained = 0
         self._lengths = [self._lengths[1], []]
 
 

@@ -20,9 +20,11 @@ import numpy as np
 from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 
 Serves = Callable[[DraftArm, int], bool]  # whether an arm may be used for a batch
-Cell = tuple[int, int]  # rows that a step is padded to, and the bin of its KV: 0, or doublings of 64 MiB
+# rows that a step is padded to, and the bin of its KV: 0, or doublings of 64 MiB
+Cell = tuple[int, int]
 
-PRIOR_COST = 0.02  # assumed time of one more token to verify, in plain steps: low enough to be tried
+# assumed time of one more token to verify, in plain steps: low enough to be tried
+PRIOR_COST = 0.02
 ENOUGH = 4  # measured cells from which on the shape of the time is fitted
 STEADY = 16  # samples after which a mean becomes an exponential one of this length
 PRIOR = 0.6  # assumed acceptance of a place that was never tried: high enough to be tried
@@ -30,7 +32,8 @@ MEMORY = 0.98  # factor on older hits and tries, per step
 LEAN = 8.0  # number of tries that the acceptance at another age counts for
 HOPELESS = 0.5  # share of the rate in use below which a drafter is not tried at a new age
 DWELL = 2  # turns of the engine (steps, or bursts of them) for which a choice stands
-FOLDED = 4  # turns that are added to the acceptance at once: it takes the host as long for one of them
+# turns that are added to the acceptance at once: it takes the host as long for one of them
+FOLDED = 4
 HYSTERESIS = 0.03  # gain in rate for which an arm is left
 # Gain in rate that drafts must promise over plain steps (OURS): acceptance is a mean over rows, and a batch waits for
 # the rows that accept least.
@@ -45,9 +48,11 @@ class Latency:
 
     def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
-        self.times: dict[str, dict[Cell, tuple[float, float]]] = {name: {} for name in self.arms}  # seconds, samples
+        # seconds, samples
+        self.times: dict[str, dict[Cell, tuple[float, float]]] = {name: {} for name in self.arms}
         self._shape: list[float] | None = None
-        self._guesses: dict[tuple[str, Cell], float] = {}  # kept until a new cell is measured, or for STEADY records
+        # kept until a new cell is measured, or for STEADY records
+        self._guesses: dict[tuple[str, Cell], float] = {}
         self._records = 0
 
     def record(self, arm: DraftArm, cell: Cell, seconds: float) -> None:
@@ -70,8 +75,12 @@ class Latency:
             like = arm if self.times[arm.name] else OFF
             times = self.times[like.name]
             # The nearest cell, by doublings of the rows plus doublings of the KV.
-            near = min(times, key=lambda c: (abs(math.log2(c[0] / cell[0])) + abs(c[1] - cell[1]), c))
-            self._guesses[arm.name, cell] = times[near][0] * self._relative(arm, cell) / self._relative(like, near)
+            near = min(
+                times, key=lambda c: (abs(math.log2(c[0] / cell[0])) + abs(c[1] - cell[1]), c)
+            )
+            self._guesses[arm.name, cell] = (
+                times[near][0] * self._relative(arm, cell) / self._relative(like, near)
+            )
         return self._guesses[arm.name, cell]
 
     def _relative(self, arm: DraftArm, cell: Cell) -> float:
@@ -83,19 +92,32 @@ class Latency:
     def _fit(self) -> None:
         """Least squares of relative errors, no term below 0."""
         self._shape = None
-        seen = [(self.arms[name], cell, t) for name, cells in self.times.items() for cell, (t, _) in cells.items()]
+        seen = [
+            (self.arms[name], cell, t)
+            for name, cells in self.times.items()
+            for cell, (t, _) in cells.items()
+        ]
         if len(seen) >= ENOUGH:
-            terms = np.array([features(arm, cell) for arm, cell, _ in seen]) / [[t] for *_, t in seen]
-            found = np.maximum(np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0).tolist()
-            self._shape = found if found[0] > 0 else None  # an empty step that costs nothing is not credible
+            terms = np.array([features(arm, cell) for arm, cell, _ in seen]) / [
+                [t] for *_, t in seen
+            ]
+            found = np.maximum(
+                np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0
+            ).tolist()
+            # an empty step that costs nothing is not credible
+            self._shape = found if found[0] > 0 else None
 
     def state(self) -> dict[str, Any]:
-        return {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.times.items()}
+        return {
+            arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.times.items()
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the times of arms that still exist."""
         for name in self.times.keys() & state.keys():
-            self.times[name] = {(int(b), int(k)): (float(t), float(n)) for b, k, t, n in state[name]}
+            self.times[name] = {
+                (int(b), int(k)): (float(t), float(n)) for b, k, t, n in state[name]
+            }
         self._guesses.clear()
 
 
@@ -118,9 +140,13 @@ class Acceptance:
         self.set(np.zeros(depth), np.zeros(depth))
 
     def set(self, hits: np.ndarray, tries: np.ndarray) -> None:
-        self.hits, self.tries = hits, tries
-        total, alive, chance = 1.0, 1.0, PRIOR
-        self.lengths = [total]  # tokens that a step with so many drafted ones writes per row: 1 + c_1 + c_1 c_2 + ...
+        self.hits = hits
+        self.tries = tries
+        total = 1.0
+        alive = 1.0
+        chance = PRIOR
+        # tokens that a step with so many drafted ones writes per row: 1 + c_1 + c_1 c_2 + ...
+        self.lengths = [total]
         for hit, tried in zip(hits.tolist(), tries.tolist(), strict=True):
             chance = hit / tried if tried >= 1 else chance
             alive *= chance
@@ -131,7 +157,8 @@ class Acceptance:
         """accepted [B] of at most `most` [B] wanted, in so many steps. A drafter that proposes nothing misses."""
         depth = self.hits.size
         ended = np.bincount(accepted, minlength=depth + 1)[: depth + 1]
-        through = np.bincount(accepted[accepted >= most], minlength=depth + 1)[:depth]  # no more was wanted
+        # no more was wanted
+        through = np.bincount(accepted[accepted >= most], minlength=depth + 1)[:depth]
         reached = ended[::-1].cumsum()[::-1]  # rows that accepted so many or more
         tries = reached[:-1] - through
         fading = np.where(tries > 0, MEMORY**steps, 1.0)
@@ -150,8 +177,10 @@ class Ages:
         return (self.at.get(age) or self._near(age)).lengths
 
     def record(self, age: int, accepted: np.ndarray, most: np.ndarray, steps: int = 1) -> None:
-        if age not in self.at:  # begin with what is known at another age, as if it had been seen in few tries
-            near, new = self._near(age), Acceptance(self.depth)
+        # begin with what is known at another age, as if it had been seen in few tries
+        if age not in self.at:
+            near = self._near(age)
+            new = Acceptance(self.depth)
             weight = np.minimum(1.0, LEAN / np.maximum(near.tries, 1.0))
             new.set(near.hits * weight, near.tries * weight)
             self.at[age] = new
@@ -161,7 +190,9 @@ class Ages:
         """Load hits and tries per age; the saved drafts may have been longer or shorter."""
         for age, *saved in state:
             self.at[age] = Acceptance(self.depth)
-            self.at[age].set(*(np.resize([*part, *[0.0] * self.depth], self.depth) for part in saved))
+            self.at[age].set(
+                *(np.resize([*part, *[0.0] * self.depth], self.depth) for part in saved)
+            )
 
     def _near(self, age: int) -> Acceptance:
         """The acceptance at the nearest known age, the younger of two; where there is none, that of a new drafter."""
@@ -182,23 +213,32 @@ class Controller(Chooser):
     the share of all time that trials may lose (OURS). Rows of a new age start a trial of each drafter that promises
     something (OURS)."""
 
-    epsilon, spend = 0.1, 0.005
+    epsilon = 0.1
+    spend = 0.005
 
     def __init__(
-        self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True,
-        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(), seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        arms: Sequence[DraftArm],
+        *,
+        serves: Serves = lambda arm, batch: True,
+        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
+        seed: int = 0,
+    ) -> None:
         """bucket: the size that a batch is padded to."""
         super().__init__()
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
-        self.serves, self.bucket = serves, bucket
+        self.serves = serves
+        self.bucket = bucket
         self.generator = np.random.default_rng(seed)
         drafters = dict.fromkeys(arm.drafter for arm in self.arms)
-        self.acceptance = {d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
+        self.acceptance = {
+            d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters
+        }
         self.latency = Latency(self.arms)
         self.current = OFF
         self._trial: DraftArm | None = None
-        self._left = 0  # turns for which the choice stands, trial or not, while the batch stays in its cell
+        # turns for which the choice stands, trial or not, while the batch stays in its cell
+        self._left = 0
         self._steps = 1  # steps of the last turn
         self._cell: Cell = (0, 0)
         self._spent = self._lost = 0.0  # seconds in all, and lost by trials
@@ -206,7 +246,9 @@ class Controller(Chooser):
         # By drafter and age, what came of drafts and is not in `acceptance` yet: accepted, wanted, steps of each turn.
         self._news: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray, int]]] = {}
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         if not self.latency.times[OFF.name]:
             return OFF  # all other times are guessed from it
         cell = cell_of(self.bucket(batch), kv_bytes)
@@ -215,7 +257,9 @@ class Controller(Chooser):
             self._left -= 1
             return held
         arms = [arm for arm in self.arms if self._open(arm, batch, retired)]
-        self._trial, self._left, self._cell = None, DWELL - 1, cell
+        self._trial = None
+        self._left = DWELL - 1
+        self._cell = cell
         age = age_of(batch, kv_bytes)
         rates = {arm: self.rate(arm, batch, cell, age) for arm in arms}
         worth = {arm: rate * (1 + MARGIN if arm == OFF else 1) for arm, rate in rates.items()}
@@ -232,13 +276,23 @@ class Controller(Chooser):
         """Add the news to the acceptance."""
         for (drafter, age), told in self._news.items():
             accepted, wanted, steps = zip(*told, strict=True)
-            self.acceptance[drafter].record(age, np.concatenate(accepted), np.concatenate(wanted), sum(steps))
+            self.acceptance[drafter].record(
+                age, np.concatenate(accepted), np.concatenate(wanted), sum(steps)
+            )
         self._news.clear()
 
     def _untried(self, rates: Mapping[DraftArm, float], age: int) -> DraftArm | None:
         """The best arm of a drafter that was not tried at this age, unless it is hopeless."""
-        known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if age in ages.at)}
-        best = max((arm for arm in rates if arm.drafter not in known), key=lambda arm: rates[arm], default=None)
+        known = {
+            "",
+            self.current.drafter,
+            *(name for name, ages in self.acceptance.items() if age in ages.at),
+        }
+        best = max(
+            (arm for arm in rates if arm.drafter not in known),
+            key=lambda arm: rates[arm],
+            default=None,
+        )
         return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
 
     def _affordable(self, rates: Mapping[DraftArm, float], cell: Cell) -> DraftArm | None:
@@ -253,12 +307,20 @@ class Controller(Chooser):
 
     def rate(self, arm: DraftArm, batch: int, cell: Cell, age: int = 0) -> float:
         """Expected tokens per second."""
-        return batch * self.acceptance[arm.drafter].lengths(age)[arm.depth] / self.latency.seconds(arm, cell)
+        return (
+            batch
+            * self.acceptance[arm.drafter].lengths(age)[arm.depth]
+            / self.latency.seconds(arm, cell)
+        )
 
     def record(self, report: StepReport) -> None:
         super().record(report)
-        arm, batch, seconds, accepted = report.arm, report.batch, report.seconds, report.accepted
-        cell, age = cell_of(self.bucket(batch), report.kv_bytes), age_of(batch, report.kv_bytes)
+        arm = report.arm
+        batch = report.batch
+        seconds = report.seconds
+        accepted = report.accepted
+        cell = cell_of(self.bucket(batch), report.kv_bytes)
+        age = age_of(batch, report.kv_bytes)
         if arm.depth and accepted is not None:
             wanted = np.full(accepted.size, arm.depth) if report.most is None else report.most
             self._news.setdefault((arm.drafter, age), []).append((accepted, wanted, report.steps))
@@ -286,7 +348,10 @@ class Controller(Chooser):
         known = {name: ages.at.items() for name, ages in self.acceptance.items()}
         return {
             "current": self.current.name,
-            "acceptance": {n: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in of] for n, of in known.items()},
+            "acceptance": {
+                n: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in of]
+                for n, of in known.items()
+            },
             "latency": self.latency.state(),
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,
@@ -295,7 +360,9 @@ class Controller(Chooser):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what is known about arms and drafters that still exist."""
         self.current = next((arm for arm in self.arms if arm.name == state["current"]), OFF)
-        self._trial, self._left, self._last = None, 0, OFF
+        self._trial = None
+        self._left = 0
+        self._last = OFF
         self._news.clear()
         for name in self.acceptance.keys() & state["acceptance"].keys():
             self.acceptance[name].load(state["acceptance"][name])
@@ -320,29 +387,42 @@ class Bandit(Chooser):
     thresholds = (1, 2, 5, 21, 27)  # the smallest batch of each group, at least one per size
     patience = 10  # turns until it is on
 
-    def __init__(self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True, seed: int = 0) -> None:
+    def __init__(
+        self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True, seed: int = 0
+    ) -> None:
         super().__init__()
         self.arms = [arm for arm in arms if arm != OFF]
         self.serves, self.generator = serves, np.random.default_rng(seed)
         sizes = sorted({arm.tokens for arm in self.arms}, reverse=True)
         # The most tokens to verify come first: they are for the smallest batches.
         self.groups = [[arm for arm in self.arms if arm.tokens == size] for size in sizes]
-        assert len(self.groups) <= len(self.thresholds), "a size without a threshold would serve no batch"
-        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=self.window) for arm in self.arms}
+        assert len(self.groups) <= len(self.thresholds), (
+            "a size without a threshold would serve no batch"
+        )
+        self.rewards: dict[str, deque[float]] = {
+            arm.name: deque(maxlen=self.window) for arm in self.arms
+        }
         self.calm = 0  # turns in a row at or below the switch; `patience` once it is on
         # The arm that chance chose. It stands for a second turn unless it was in use in the first: the engine may have
         # launched that turn before it asked, and EAGLE cannot follow another drafter without a pause.
         self._trial: DraftArm | None = None
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
+    def choose(
+        self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()
+    ) -> DraftArm:
         if self.calm < self.patience:
             self.calm = self.calm + 1 if batch <= SWITCH else 0
         if self.calm < self.patience:
             return OFF
-        arms = [arm for arm in self.group(batch) if self.serves(arm, batch) and arm.drafter not in retired]
+        arms = [
+            arm
+            for arm in self.group(batch)
+            if self.serves(arm, batch) and arm.drafter not in retired
+        ]
         if len(arms) < 2:
             return arms[0] if arms else OFF
-        held, self._trial = self._trial, None
+        held = self._trial
+        self._trial = None
         if held in arms:
             return held
         if self.generator.random() < self.epsilon:
@@ -373,7 +453,9 @@ class Bandit(Chooser):
             self._trial = None
         if report.arm.name in self.rewards and report.accepted is not None and report.typical:
             rows = report.batch * report.steps
-            self.rewards[report.arm.name].append((float(report.accepted.sum()) / rows + 1) * rows / report.seconds)
+            self.rewards[report.arm.name].append(
+                (float(report.accepted.sum()) / rows + 1) * rows / report.seconds
+            )
 
     def updated(self) -> None:
         """The step has ended: speculation is off again."""
@@ -381,7 +463,11 @@ class Bandit(Chooser):
 
     def state_dict(self) -> dict[str, Any]:
         rewards = {name: list(rewards) for name, rewards in self.rewards.items()}
-        return {"rewards": rewards, "calm": self.calm, "generator": self.generator.bit_generator.state}
+        return {
+            "rewards": rewards,
+            "calm": self.calm,
+            "generator": self.generator.bit_generator.state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self.rewards.keys() & state["rewards"].keys():

@@ -55,19 +55,28 @@ class EagleHead(nn.Module):
     """Its parameters are what is trained, and its whole state dict."""
 
     def __init__(
-        self, target: EagleTarget, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
+        self,
+        target: EagleTarget,
+        *,
+        draft_ids: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.dtype = dtype or target.embedding.dtype
         self._borrowed = [target]  # in a list, or the rotary module would become a submodule
         device = target.embedding.device
-        width, inner, attended = target.hidden, target.inner, target.heads * target.dim
+        width = target.hidden
+        inner = target.inner
+        attended = target.heads * target.dim
         random = torch.Generator().manual_seed(seed)
 
         def fresh(*size: int) -> nn.Parameter:
             """Outputs as large as inputs (OURS): a drafter learns in a fraction of the tokens that it needs from the
             0.02 of most configs."""
-            return nn.Parameter((torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype))
+            return nn.Parameter(
+                (torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype)
+            )
 
         self.fc = fresh(width, 2 * width)
         self.qkv = fresh(attended + 2 * target.kv_heads * target.dim, width)
@@ -80,9 +89,12 @@ class EagleHead(nn.Module):
         self.draft_head = target.head  # or its rows for the draft vocabulary
         if self.draft_ids is not None:
             bias = None if target.head.bias is None else target.head.bias[self.draft_ids]
-            self.draft_head = replace(target.head, weight=target.head.weight[self.draft_ids], bias=bias)
+            self.draft_head = replace(
+                target.head, weight=target.head.weight[self.draft_ids], bias=bias
+            )
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
-        self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
+        # what `extend` and `draft` compute with; kernels may be handed in before a capture
+        self.ops = PLAIN
 
     @property
     def target(self) -> EagleTarget:
@@ -106,7 +118,8 @@ class EagleHead(nn.Module):
         """Gather the draft vocabulary's rows of the target's head again, in place, after the target changed."""
         if self.draft_ids is None:
             return
-        ours, theirs = self.draft_head, self.target.head
+        ours = self.draft_head
+        theirs = self.target.head
         torch.index_select(theirs.weight.detach(), 0, self.draft_ids, out=ours.weight)
         if ours.bias is not None and theirs.bias is not None:
             torch.index_select(theirs.bias.detach(), 0, self.draft_ids, out=ours.bias)
@@ -136,7 +149,8 @@ class EagleHead(nn.Module):
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
         """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding. Angles
         are computed for positions below `context`; later positions share the last one's."""
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
         places = torch.arange(context, device=self.fc.device)
         self.angles = torch.cat(self.target.rotary(self.fc[None, :1], places[None]), -1)[0]
 
@@ -167,11 +181,15 @@ class EagleHead(nn.Module):
         pages = (self.keys, self.values, table)
         heads = {"heads": target.heads, "kv_heads": target.kv_heads}
         query = self.ops.rope_write(F.linear(x, self.qkv), cos, sin, *pages, row, position, **heads)
-        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=target.dim**-0.5)
+        mixed = self.ops.paged_attention(
+            query, *pages, length, starts, most=most, scaling=target.dim**-0.5
+        )
         return self._finish(mixed.flatten(1), x)
 
     @torch.no_grad()
-    def draft(self, feature: Tensor, position: Tensor, row: Tensor, table: Tensor, steps: int) -> Tensor:
+    def draft(
+        self, feature: Tensor, position: Tensor, row: Tensor, table: Tensor, steps: int
+    ) -> Tensor:
         """The likeliest tokens after the newest, int32 [B, steps], each fed back for the next.
 
         feature [B, width]: what `extend` gave for each row's last pair; position int32 [B]: the number of its pairs;
@@ -184,11 +202,14 @@ class EagleHead(nn.Module):
         place = position + torch.arange(steps - 1, dtype=torch.int32, device=row.device)[:, None]
         out = (row < 0) | (place >= room)
         place = place.masked_fill(out, 0)
-        rows, lengths = row.expand_as(out).masked_fill(out, -1), (place + 1).masked_fill(out, 0)
+        rows = row.expand_as(out).masked_fill(out, -1)
+        lengths = (place + 1).masked_fill(out, 0)
         angles = self.angles[place]
         drafted = [self.choose(feature)]
         for i in range(steps - 1):
-            feature = self.extend(feature, drafted[-1], place[i], rows[i], table, lengths[i], starts, 1, angles[i])
+            feature = self.extend(
+                feature, drafted[-1], place[i], rows[i], table, lengths[i], starts, 1, angles[i]
+            )
             drafted.append(self.choose(feature))
         return torch.stack(drafted, 1)
 
@@ -219,7 +240,11 @@ def eagle_head(
     head = head_of(model)
     target = EagleTarget(
         embedding=model.get_input_embeddings().weight.detach(),
-        head=replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach()),
+        head=replace(
+            head,
+            weight=head.weight.detach(),
+            bias=None if head.bias is None else head.bias.detach(),
+        ),
         rotary=model.model.rotary_emb,
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -242,7 +267,9 @@ def undraftable(model: Any) -> str | None:
 
 def refuse_undraftable(model: Any) -> None:
     if reason := undraftable(model):
-        raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
+        raise WhetError(
+            f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model."
+        )
 
 
 def draft_vocabulary(counts: np.ndarray, size: int) -> Tensor | None:
@@ -287,10 +314,20 @@ SHARED = ("max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that the loader of the config's architecture expects, no more and no less."""
-    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    query, key = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    width = config["hidden_size"]
+    inner = config["intermediate_size"]
+    dim = config["head_dim"]
+    query = config["num_attention_heads"] * dim
+    key = config["num_key_value_heads"] * dim
     attention = ((query, width), (key, width), (key, width), (width, query))
-    shapes = ((width, 2 * width), *attention, (width,), (inner, width), (inner, width), (width, inner))
+    shapes = (
+        (width, 2 * width),
+        *attention,
+        (width,),
+        (inner, width),
+        (inner, width),
+        (width, inner),
+    )
     table: dict[str, tuple[int, ...]] = dict(zip(NAMES, shapes, strict=True))
     if config["architectures"] == [ARCHITECTURES["sglang"]]:
         table[BIAS] = (width,)
@@ -299,9 +336,12 @@ def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def write_drafter(folder: Path, head: EagleHead, target_config: Any) -> None:
     """Write the weights, in the type of `head`, and the config, for vLLM; `copy_drafter` brings them to SGLang."""
-    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()}
+    tensors = {
+        name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()
+    }
     # A Llama config of one layer, with the rotary settings in the old and the new form of transformers.
-    target, rope = head.target, dict(target_config.rope_parameters)
+    target = head.target
+    rope = dict(target_config.rope_parameters)
     scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
     config = {
         "model_type": "llama",
@@ -333,7 +373,9 @@ def copy_drafter(source: Path, folder: Path, *, engine: str = "vllm") -> None:
 
 def check_engine(engine: str) -> None:
     if engine not in ARCHITECTURES:
-        raise WhetError(f"A drafter can be written for {' or '.join(ARCHITECTURES)}, not for {engine!r}.")
+        raise WhetError(
+            f"A drafter can be written for {' or '.join(ARCHITECTURES)}, not for {engine!r}."
+        )
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], engine: str) -> None:
@@ -341,13 +383,17 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
     if engine == "sglang":
         tensors = {**tensors, BIAS: torch.zeros_like(tensors["fc.weight"][:, 0])}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps({**config, "architectures": [ARCHITECTURES[engine]]}, indent=2) + "\n")
+    (folder / CONFIG).write_text(
+        json.dumps({**config, "architectures": [ARCHITECTURES[engine]]}, indent=2) + "\n"
+    )
 
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:
     """The parameters by the loaders' names: views of them, without gradients."""
     target = head.target
-    query, key, value = head.qkv.detach().split([target.heads * target.dim, *[target.kv_heads * target.dim] * 2])
+    query, key, value = head.qkv.detach().split(
+        [target.heads * target.dim, *[target.kv_heads * target.dim] * 2]
+    )
     gate, up = head.gate_up.detach().chunk(2)
     parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
     return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
@@ -374,13 +420,19 @@ def check_layout(folder: Path) -> None:
 @torch.no_grad()
 def read_drafter(folder: Path, head: EagleHead) -> None:
     """Read the weights of a written drafter into `head`, in place."""
-    saved, mine = _read_tensors(folder), named_weights(head)
+    saved = _read_tensors(folder)
+    mine = named_weights(head)
     for name, tensor in mine.items():
         if saved[name].shape != tensor.shape:
-            raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
-    theirs, ours = _read_config(folder).get("vocab_size"), len(head.target.head.weight)
+            raise WhetError(
+                f"The drafter in {folder} is of another target: {name} has another shape."
+            )
+    theirs = _read_config(folder).get("vocab_size")
+    ours = len(head.target.head.weight)
     if theirs is not None and theirs != ours:  # two models may have one shape
-        raise WhetError(f"The drafter in {folder} is of another target: it has {theirs} tokens, and this one {ours}.")
+        raise WhetError(
+            f"The drafter in {folder} is of another target: it has {theirs} tokens, and this one {ours}."
+        )
     for name, tensor in mine.items():
         tensor.copy_(saved[name])
 
@@ -390,7 +442,9 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     check_layout(folder)
     tensors = load_file(folder / WEIGHTS)
     if BIAS in tensors and tensors.pop(BIAS).any():
-        raise WhetError(f"The drafter in {folder} has a bias, which vLLM would not load; it is not one of whet's.")
+        raise WhetError(
+            f"The drafter in {folder} has a bias, which vLLM would not load; it is not one of whet's."
+        )
     return tensors
 
 
@@ -400,13 +454,27 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text())
         known = config["architectures"] in [[name] for name in ARCHITECTURES.values()]
-        sizes = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
-        whole = known and config["num_hidden_layers"] == 1 and all(isinstance(config[name], int) for name in sizes)
+        sizes = (
+            "hidden_size",
+            "intermediate_size",
+            "head_dim",
+            "num_attention_heads",
+            "num_key_value_heads",
+        )
+        whole = (
+            known
+            and config["num_hidden_layers"] == 1
+            and all(isinstance(config[name], int) for name in sizes)
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WhetError(f"{folder / CONFIG} is not the config of a drafter: {error!r}.") from error
     if "hot_vocab_size" in config:
-        raise WhetError(f"The drafter in {folder} has a vocabulary of its own in a pickle, which whet does not read.")
+        raise WhetError(
+            f"The drafter in {folder} has a vocabulary of its own in a pickle, which whet does not read."
+        )
     if not whole or config.get("tie_word_embeddings") is not False:
-        raise WhetError(f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load.")
+        raise WhetError(
+            f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load."
+        )
     assert isinstance(config, dict)
     return config

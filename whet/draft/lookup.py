@@ -47,7 +47,8 @@ class Index:
 
     def __init__(self) -> None:
         self._behind: deque[IndexedText] = deque()
-        self._places: tuple[dict[bytes, list[tuple[IndexedText, int]]], ...] = ({}, {}, {})  # per anchor
+        # per anchor
+        self._places: tuple[dict[bytes, list[tuple[IndexedText, int]]], ...] = ({}, {}, {})
 
     def add(self, tokens: bytes) -> IndexedText:
         """Begin a new text with int32 tokens."""
@@ -65,7 +66,8 @@ class Index:
         spent = 0
         while self._behind and spent < limit:
             text = self._behind[0]
-            first, last = text.done, len(text.tokens)
+            first = text.done
+            last = len(text.tokens)
             stop = min(last, first + limit - spent)
             if stop > first:
                 self._learn(text, first, stop)
@@ -90,7 +92,8 @@ class Index:
     def find(self, tokens: array[int], vote: bool) -> Match | None:
         """The longest match of the end of `tokens`, the newest among equals. vote: among equally long matches, one
         whose next token is the most frequent."""
-        end, found = len(tokens), None
+        end = len(tokens)
+        found = None
         for known, places in zip(ANCHORS, self._places, strict=True):
             if found := places.get(tokens[max(0, end - known) :].tobytes()):
                 break
@@ -99,12 +102,14 @@ class Index:
         best = 0
         matches: list[tuple[IndexedText, int]] = []
         for source, place in found[: -NEWEST - 1 : -1]:
-            other, n = source.tokens, known
+            other = source.tokens
+            n = known
             most = min(LONGEST, end, place)
             while n < most and other[place - n - 1] == tokens[end - n - 1]:
                 n += 1
             if n > best:
-                best, matches = n, [(source, place)]
+                best = n
+                matches = [(source, place)]
                 if n == LONGEST and not vote:
                     break
             elif n == best:
@@ -120,14 +125,16 @@ class Cursor:
     __slots__ = ("indexes", "match", "read", "text", "vote")
 
     def __init__(self, indexes: Sequence[Index], context: np.ndarray, vote: bool) -> None:
-        self.indexes, self.vote = indexes, vote
+        self.indexes = indexes
+        self.vote = vote
         self.text = indexes[0].add(context.astype(np.int32).tobytes())
         self.match: Match | None = None
         self.read = 0  # tokens of the row that are in the text
 
     def read_on(self, row: RowView) -> None:
         """Add to the text what the row has written; the match goes on with it or is lost."""
-        ids, own = row.ids, self.text.tokens
+        ids = row.ids
+        own = self.text.tokens
         if ids.size <= self.read:
             return
         if ids.itemsize != 4:
@@ -144,7 +151,11 @@ class Cursor:
     def draft(self, most: int) -> list[int]:
         """Up to `most` tokens that followed the match."""
         if self.match is None:
-            found = [match for index in self.indexes if (match := index.find(self.text.tokens, self.vote))]
+            found = [
+                match
+                for index in self.indexes
+                if (match := index.find(self.text.tokens, self.vote))
+            ]
             if not found:
                 return []
             self.match = max(found, key=lambda match: match.length)
@@ -179,12 +190,18 @@ class NGram(Drafter):
             self.cursors[row.uid].read_on(row)
         cursors = [self.cursors[row.uid] for row in rows]
         # Index what was written where some row has to search, within a budget per step: a match is just followed.
-        searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
+        searching = [
+            c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None
+        ]
         backlog = BACKLOG
         for index in dict.fromkeys(index for cursor in searching for index in cursor.indexes):
             backlog -= index.catch_up(max(JUST_WRITTEN, backlog))
-        drafts = [cursor.draft(n) if n > 0 else [] for cursor, n in zip(cursors, most.tolist(), strict=True)]
-        counts, width = np.array([len(draft) for draft in drafts], np.int32), int(most.max(initial=0))
+        drafts = [
+            cursor.draft(n) if n > 0 else []
+            for cursor, n in zip(cursors, most.tolist(), strict=True)
+        ]
+        counts = np.array([len(draft) for draft in drafts], np.int32)
+        width = int(most.max(initial=0))
         tokens = np.zeros((len(rows), width), np.int32)
         tokens[np.arange(width) < counts[:, None]] = [token for draft in drafts for token in draft]
         return tokens, counts
@@ -213,9 +230,12 @@ class Suffix(NGram):
 
     name = "suffix"
 
-    capacity = 500_000  # tokens of ended rollouts that are remembered at most, up to half a kilobyte each
-    earlier, window = 2, 16  # visits that a row looks at, and the updates after which one is too old
-    updates = 0  # that the drafter has heard of: versions may begin late, in a resumed run, or go back
+    # tokens of ended rollouts that are remembered at most, up to half a kilobyte each
+    capacity = 500_000
+    # visits that a row looks at, and the updates after which one is too old
+    earlier, window = 2, 16
+    # that the drafter has heard of: versions may begin late, in a resumed run, or go back
+    updates = 0
 
     def forget(self) -> None:
         super().forget()
@@ -228,7 +248,8 @@ class Suffix(NGram):
         if cursor := self.cursors.pop(row.uid, None):
             cursor.read_on(row)
             visit = self.visits.get((row.prompt_id, row.group_id))
-            if visit is not None and visit.index is cursor.indexes[0]:  # else it was dropped meanwhile
+            # else it was dropped meanwhile
+            if visit is not None and visit.index is cursor.indexes[0]:
                 self._count(visit, row.ids.size)
 
     def updated(self, version: int) -> None:
@@ -247,13 +268,18 @@ class Suffix(NGram):
             self._count(visit, row.prompt.size)
         visits = self._of[row.prompt_id]
         before = visits[: visits.index(visit)][::-1][: self.earlier]
-        return Cursor([visit.index, *(other.index for other in before)], row.prompt[-LONGEST:], vote=True)
+        return Cursor(
+            [visit.index, *(other.index for other in before)], row.prompt[-LONGEST:], vote=True
+        )
 
     def _count(self, visit: SuffixVisit, tokens: int) -> None:
         """Count tokens that are remembered; the oldest visits make room, never this one."""
         visit.tokens += tokens
         self.tokens += tokens
-        while self.tokens > self.capacity and (oldest := next(iter(self.visits.values()))) is not visit:
+        while (
+            self.tokens > self.capacity
+            and (oldest := next(iter(self.visits.values()))) is not visit
+        ):
             self._drop(oldest)
 
     def _drop(self, visit: SuffixVisit) -> None:

@@ -20,10 +20,14 @@ from whet.draft.lookup import NGram, Suffix
 
 # Shapes: B rows.
 
-DEPTHS = (2, 4, 8, 16, 32)  # tokens that a draft may have; all drafters share the graphs that verify so many
+# tokens that a draft may have; all drafters share the graphs that verify so many
+DEPTHS = (2, 4, 8, 16, 32)
 # Tokens that a step verifies at most; beyond about 200 a forward takes longer with each of them. A small model's takes
 # as long as its launches: there drafts of up to SHALLOW tokens may verify MOST_SHALLOW, while weights * tokens <= WORK.
-MOST_VERIFIED, MOST_SHALLOW, SHALLOW, WORK = 512, 2560, 4, 12_800_000_000
+MOST_VERIFIED = 512
+MOST_SHALLOW = 2560
+SHALLOW = 4
+WORK = 12_800_000_000
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 PATIENCE = 3  # failures in a row that retire a drafter
 
@@ -85,10 +89,14 @@ class DraftGuard(Drafter):
             return None
 
 
-def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+def tidy(
+    tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id."""
-    tokens, counts = np.asarray(tokens), np.asarray(counts)
-    batch, width = most.size, int(most.max(initial=0))
+    tokens = np.asarray(tokens)
+    counts = np.asarray(counts)
+    batch = most.size
+    width = int(most.max(initial=0))
     out = np.zeros((batch, width), np.int32)
     if not batch or not width:
         return out, np.zeros(batch, np.int32)
@@ -105,11 +113,18 @@ Columns = Any  # the engine's rows, `whet.rollout.rows.Rows`: the engine imports
 
 class Speculation:
     def __init__(
-        self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, served: Sequence[tuple[int, DraftArm]] = ()
+        self,
+        drafters: Sequence[Drafter],
+        chooser: Chooser,
+        *,
+        vocab: int,
+        served: Sequence[tuple[int, DraftArm]] = (),
     ) -> None:
         """served: rows that a step is padded to, with an arm that may then be chosen; to be made ready beforehand."""
         self.drafters: dict[str, DraftGuard] = {}
-        self.chooser, self.vocab, self.served = chooser, vocab, served
+        self.chooser = chooser
+        self.vocab = vocab
+        self.served = served
         for drafter in drafters:
             self.join(drafter)
         # Set by the engine: drafters whose drafts are made on the device, and so are not called here; and the bytes of
@@ -129,7 +144,9 @@ class Speculation:
 
     def draft(self, arm: DraftArm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [B, depth], -1 where there is none; at most `most` [B] for each row."""
-        tokens, counts = self.drafters[arm.drafter].propose([self._view(rows, i) for i in range(most.size)], most)
+        tokens, counts = self.drafters[arm.drafter].propose(
+            [self._view(rows, i) for i in range(most.size)], most
+        )
         width = tokens.shape[1]
         drafts = np.where(np.arange(width) < counts[:, None], tokens, -1)
         return np.pad(drafts, ((0, 0), (0, arm.depth - width)), constant_values=-1)
@@ -169,7 +186,14 @@ class Speculation:
 
 def _view(flight: Any) -> RowView:
     asked = flight.request
-    return RowView(flight.arrival, asked.prompt_id, asked.group_id, flight.index, flight.prompt, flight.trace.ids)
+    return RowView(
+        flight.arrival,
+        asked.prompt_id,
+        asked.group_id,
+        flight.index,
+        flight.prompt,
+        flight.trace.ids,
+    )
 
 
 def build_speculation(
@@ -195,7 +219,11 @@ def build_speculation(
     def fits(arm: DraftArm, batch: int) -> bool:
         return serves(arm, padded(batch), weights)
 
-    chooser = Controller(arms, serves=fits, bucket=padded, seed=seed) if ours else Bandit(arms, serves=fits, seed=seed)
+    chooser = (
+        Controller(arms, serves=fits, bucket=padded, seed=seed)
+        if ours
+        else Bandit(arms, serves=fits, seed=seed)
+    )
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size, weights)]
     return Speculation(drafters, chooser, vocab=vocab, served=served)

@@ -41,8 +41,11 @@ from whet.model.packing import Boundaries, make_packs
 
 SHARE = 0.2  # share of a step's tokens that is trained on, at most
 CHUNK = 2**26  # logits at once: 256 MiB in fp32
-SMALL, LARGE = 2048, 8192  # tokens of an update; small ones learn faster, but take a GPU's host as long
-WORDS = 16_384  # draft vocabulary of a drafter that learns, where the target has twice as many: the most used tokens
+# tokens of an update; small ones learn faster, but take a GPU's host as long
+SMALL, LARGE = 2048, 8192
+# draft vocabulary of a drafter that learns, where the target has twice as many: the most used
+# tokens
+WORDS = 16_384
 LASTING = 16  # lessons between two choices of the draft vocabulary
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,7 +53,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 # was trained beforehand; equal weights of both losses (TLT has 0.1 for tokens) and small packs, with which a drafter
 # that starts from nothing learns faster.
 LR, WARMUP = 5e-4, 20  # warm-up in updates
-BETAS, DECAY, CLIP = (0.9, 0.95), 0.01, 1.0
+BETAS = (0.9, 0.95)
+DECAY = 0.01
+CLIP = 1.0
 OWN_GUESSES = 0.3  # share of states replaced by guesses
 
 
@@ -74,7 +79,8 @@ class Trained:
     tokens: int
     feature_loss: float
     token_loss: float
-    agreement: float  # share of pairs where the drafter's likeliest token is the target's, in the draft vocabulary
+    # share of pairs where the drafter's likeliest token is the target's, in the draft vocabulary
+    agreement: float
     skipped: int  # packs without a usable gradient: nothing of a response, or not finite
 
 
@@ -125,11 +131,13 @@ def losses(head: EagleHead, pairs: Pairs, *, chunk: int = CHUNK) -> tuple[Tensor
     wide = torch.promote_types(guess.dtype, torch.float32)
     answer = pairs.answer[pairs.trained]
     features = F.smooth_l1_loss(guess.to(wide), answer.to(wide), reduction="none").mean(-1).sum()
-    tokens, agreement = features.new_zeros(()), features.new_zeros(())
+    tokens = features.new_zeros(())
+    agreement = features.new_zeros(())
     rows = max(1, chunk // head.draft_head.weight.shape[0])
     for mine, theirs in zip(guess.split(rows), answer.split(rows), strict=True):
         loss, agreed = checkpoint(_token_loss, head, mine, theirs, use_reentrant=False)
-        tokens, agreement = tokens + loss, agreement + agreed
+        tokens = tokens + loss
+        agreement = agreement + agreed
     return features, tokens, agreement
 
 
@@ -144,14 +152,26 @@ def _token_loss(head: EagleHead, guess: Tensor, answer: Tensor) -> tuple[Tensor,
 
 class DrafterTrainer:
     def __init__(
-        self, live: EagleHead, buffer: DataBuffer, *, lr: float = LR, pack: int = SMALL, seed: int = 0
+        self,
+        live: EagleHead,
+        buffer: DataBuffer,
+        *,
+        lr: float = LR,
+        pack: int = SMALL,
+        seed: int = 0,
     ) -> None:
         """`head`, a copy of `live` in fp32, is trained; `live` stays as it is. pack: tokens of an update."""
-        self.head, self.buffer = live.copy(wide_type(live.fc)), buffer
-        self.lr, self.pack, self.seed = lr, pack, seed
-        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY)
+        self.head = live.copy(wide_type(live.fc))
+        self.buffer = buffer
+        self.lr = lr
+        self.pack = pack
+        self.seed = seed
+        self.optimizer = torch.optim.AdamW(
+            self.head.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY
+        )
         self.half = live.fc.is_cuda  # matrices are multiplied in bfloat16; the weights stay fp32
-        self.packs = 0  # taken from the buffer so far, by this trainer or the one it was loaded from
+        # taken from the buffer so far, by this trainer or the one it was loaded from
+        self.packs = 0
         self.updates = 0
 
     def run(self, budget: int, should_stop: Callable[[], bool] = lambda: False) -> Trained:
@@ -168,7 +188,8 @@ class DrafterTrainer:
             if found is None:
                 skipped += 1
             else:
-                sums, updates = sums + found, updates + 1
+                sums = sums + found
+                updates = updates + 1
         features, tokens, agreement = (sums[:-1] / sums[-1].clamp(min=1)).tolist()
         return Trained(updates, done, features, tokens, agreement, skipped)
 
@@ -181,16 +202,28 @@ class DrafterTrainer:
         out: dict[str, Tensor] = {}
         for name, weight in self.head.named_parameters():
             state = self.optimizer.state[weight]
-            parts = {"weight": weight, **{moment: state.get(moment, torch.zeros_like(weight)) for moment in MOMENTS}}
+            parts = {
+                "weight": weight,
+                **{moment: state.get(moment, torch.zeros_like(weight)) for moment in MOMENTS},
+            }
             out |= {f"{part}.{name}": tensor.detach().clone() for part, tensor in parts.items()}
         return out
 
     @torch.no_grad()
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor], moments: Sequence[str] = MOMENTS) -> None:
+    def load(
+        self, state: dict[str, Any], tensors: dict[str, Tensor], moments: Sequence[str] = MOMENTS
+    ) -> None:
         """moments: those that are loaded; the others stay as they are."""
         kinds = ("weight", *moments)
-        refuse_misfit({f"{kind}.{name}": w for name, w in self.head.named_parameters() for kind in kinds}, tensors)
-        self.packs, self.updates, self.seed = int(state["packs"]), int(state["updates"]), int(state["seed"])
+        refuse_misfit(
+            {f"{kind}.{name}": w for name, w in self.head.named_parameters() for kind in kinds},
+            tensors,
+        )
+        self.packs, self.updates, self.seed = (
+            int(state["packs"]),
+            int(state["updates"]),
+            int(state["seed"]),
+        )
         for name, weight in self.head.named_parameters():
             weight.copy_(tensors[f"weight.{name}"])
             if self.updates and moments:
@@ -207,7 +240,8 @@ class DrafterTrainer:
         drawn = np.random.default_rng([self.seed, self.packs, 1]).random(len(pairs.ids))
         chosen = torch.from_numpy(drawn < OWN_GUESSES).to(self.head.fc.device)
         half = partial(torch.autocast, self.head.fc.device.type, torch.bfloat16, enabled=self.half)
-        with half():  # its own context: weights that it casts without gradients are kept until it ends
+        # its own context: weights that it casts without gradients are kept until it ends
+        with half():
             pairs = with_guesses(self.head, pairs, chosen)
         with torch.enable_grad(), half():
             found = losses(self.head, pairs)
@@ -226,15 +260,26 @@ class DrafterTrainer:
 
 def refuse_misfit(weights: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
     """Refuse tensors that are not those of a drafter with these weights."""
-    if wrong := [name for name, w in weights.items() if name not in tensors or tensors[name].shape != w.shape]:
-        raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
+    if wrong := [
+        name for name, w in weights.items() if name not in tensors or tensors[name].shape != w.shape
+    ]:
+        raise WhetError(
+            f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model."
+        )
 
 
 def lesson_metrics(done: Sequence[Trained]) -> dict[str, float]:
     """Means of lessons by their tokens."""
     tokens = [lesson.tokens for lesson in done]
-    names = {"draft/loss": "token_loss", "draft/feature_loss": "feature_loss", "draft/agreement": "agreement"}
-    means = {key: float(np.average([getattr(d, name) for d in done], weights=tokens)) for key, name in names.items()}
+    names = {
+        "draft/loss": "token_loss",
+        "draft/feature_loss": "feature_loss",
+        "draft/agreement": "agreement",
+    }
+    means = {
+        key: float(np.average([getattr(d, name) for d in done], weights=tokens))
+        for key, name in names.items()
+    }
     return {**means, "draft/tokens_trained": float(sum(tokens))}
 
 
@@ -295,8 +340,11 @@ class AdaptiveDrafter:
         few = share > 0 and self.vocabulary >= 2 * WORDS
         words = torch.arange(WORDS) if few else None
         if like is not None:
-            words = None if like.draft_ids is None else like.draft_ids.clone()  # it may choose others
-        self.live = eagle_head(model, draft_ids=words, dtype=like.dtype if like else None, seed=seed)
+            # it may choose others
+            words = None if like.draft_ids is None else like.draft_ids.clone()
+        self.live = eagle_head(
+            model, draft_ids=words, dtype=like.dtype if like else None, seed=seed
+        )
         if like is not None:
             self.live.take(like)
         if start is not None:
@@ -319,10 +367,14 @@ class AdaptiveDrafter:
             return {}
         begin = time.perf_counter()
         if self.live.draft_ids is not None and self.lessons % LASTING == 0:
-            self.live.speak(draft_vocabulary(self.buffer.counts(self.vocabulary), len(self.live.draft_ids)))
+            self.live.speak(
+                draft_vocabulary(self.buffer.counts(self.vocabulary), len(self.live.draft_ids))
+            )
         self.lessons += 1
         budget = int(self.share * step_tokens)
-        done = self.trainer.run(budget, should_stop=lambda: not self.allowance.allows(time.perf_counter() - begin))
+        done = self.trainer.run(
+            budget, should_stop=lambda: not self.allowance.allows(time.perf_counter() - begin)
+        )
         if done.updates:
             self.live.take(self.trainer.head)
         self.allowance.spend(time.perf_counter() - begin, done.updates + done.skipped)
@@ -342,7 +394,8 @@ class AdaptiveDrafter:
 
     def end(self) -> None:
         """End the lessons and free their memory; what was published last goes on drafting."""
-        self.share, self.practised = 0.0, []
+        self.share = 0.0
+        self.practised = []
         self.trainer.optimizer.zero_grad(set_to_none=True)
         self.buffer.close()
 
@@ -351,9 +404,18 @@ class AdaptiveDrafter:
         return {**self.trainer.tensors(), **words}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.trainer.state_dict(), "lessons": self.lessons, "allowance": self.allowance.state_dict()}
+        return {
+            **self.trainer.state_dict(),
+            "lessons": self.lessons,
+            "allowance": self.allowance.state_dict(),
+        }
 
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], moments: Sequence[str] = MOMENTS) -> None:
+    def load(
+        self,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        moments: Sequence[str] = MOMENTS,
+    ) -> None:
         """Load all but the buffer, which starts empty and fills within a step."""
         tensors = dict(tensors)
         words = tensors.pop("words", None)
@@ -372,7 +434,9 @@ class AdaptiveDrafter:
     @property
     def left(self) -> int:
         """Tokens that may be trained on before more rollouts end: a share of those that ended in this step."""
-        return int(self.share * self.buffer.ended) - self.buffer.trained if self.buffer.entries else 0
+        return (
+            int(self.share * self.buffer.ended) - self.buffer.trained if self.buffer.entries else 0
+        )
 
     def practise(self) -> None:
         """Train on one pack. What drafts stays as it is until a merged drafter comes."""
@@ -384,16 +448,24 @@ class AdaptiveDrafter:
         """What is to be merged; asked again it is the same, or more."""
         if not self.practised:
             return None
-        weights = {f"weight.{name}": w.detach().cpu().numpy() for name, w in self.trainer.head.named_parameters()}
+        weights = {
+            f"weight.{name}": w.detach().cpu().numpy()
+            for name, w in self.trainer.head.named_parameters()
+        }
         counts = None if self.live.draft_ids is None else self.buffer.counts(self.vocabulary)
         return Copy(self.merged, weights, self.state_dict(), self.practised, counts)
 
     def draft_with(self, merged: Copy) -> None:
         """Draft with a merged drafter, and go on from it; what was learnt beside it is in it, or is given up."""
         if merged.merged != self.merged:
-            self.merged, self.practised = merged.merged, []
+            self.merged = merged.merged
+            self.practised = []
             moments = [kind for kind in MOMENTS if f"{kind}.fc" in merged.tensors]
-            self.load({name: torch.from_numpy(array) for name, array in merged.tensors.items()}, merged.state, moments)
+            self.load(
+                {name: torch.from_numpy(array) for name, array in merged.tensors.items()},
+                merged.state,
+                moments,
+            )
 
     def whole(self) -> tuple[Copy, dict[str, bytes]]:
         """All of it, and the files that `write` makes: for a driver, which has the folder of the run."""
@@ -407,12 +479,16 @@ def merge(last: Copy, found: Sequence[Copy]) -> Copy:
     """The mean of copies that go on from the `last` merged drafter, by the tokens that each has trained on (OURS)."""
     by = [sum(lesson.tokens for lesson in own.done) for own in found]
     tensors = {
-        name: np.average([own.tensors[name] for own in found], axis=0, weights=by).astype(like.dtype)
+        name: np.average([own.tensors[name] for own in found], axis=0, weights=by).astype(
+            like.dtype
+        )
         for name, like in found[0].tensors.items()
     }
     if (words := last.tensors.get("words")) is not None:
         counts = np.sum([own.counts for own in found if own.counts is not None], axis=0)
-        chosen = draft_vocabulary(counts, len(words)) if last.state["lessons"] % LASTING == 0 else None
+        chosen = (
+            draft_vocabulary(counts, len(words)) if last.state["lessons"] % LASTING == 0 else None
+        )
         tensors["words"] = words if chosen is None else chosen.numpy()
     furthest = max((own.state for own in found), key=lambda state: state["updates"])
     return Copy(next(_NUMBERS), tensors, {**furthest, "lessons": last.state["lessons"] + 1})
@@ -431,7 +507,9 @@ class SpotDrafter:
     def update(self) -> None:
         """Merge what members have learnt from the last merged drafter on; what others have learnt is left out."""
         last: Copy = self.crew.drafter
-        found = [own for own in self.crew.call("learnt") if own is not None and own.merged == last.merged]
+        found = [
+            own for own in self.crew.call("learnt") if own is not None and own.merged == last.merged
+        ]
         if not found:
             return
         self.crew.drafter = merge(last, found)
@@ -443,13 +521,17 @@ class SpotDrafter:
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last merge, once."""
-        stats, self._stats = self._stats, {}
+        stats = self._stats
+        self._stats = {}
         return stats
 
     def tensors(self) -> dict[str, Tensor]:
         """As a checkpoint holds them: merged weights, and the moments of one member."""
         own, _ = self._ask_one()
-        return {name: torch.from_numpy(array) for name, array in {**own.tensors, **self.crew.drafter.tensors}.items()}
+        return {
+            name: torch.from_numpy(array)
+            for name, array in {**own.tensors, **self.crew.drafter.tensors}.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.crew.drafter.state)
@@ -468,12 +550,15 @@ class SpotDrafter:
         self.crew.call("draft_with", self.crew.drafter)
 
     def _ask_one(self) -> tuple[Copy, dict[str, bytes]]:
-        while not (found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))):
+        while not (
+            found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))
+        ):
             self.crew.listen(0.1)  # it was lost meanwhile
         return found[0]
 
 
-_NUMBERS = itertools.count(1)  # of merged drafters: members outlive a learner, and with it a `SpotDrafter`
+# of merged drafters: members outlive a learner, and with it a `SpotDrafter`
+_NUMBERS = itertools.count(1)
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -25,7 +25,11 @@ from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, pac
 # What is compiled, most first; the head always is, and without a form nothing is. Where attention is not the flash
 # kernel it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix
 # products beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel.
-FORMS = {"whole": "whole layers", "split": "layers around their attention", "head": "the head alone"}
+FORMS = {
+    "whole": "whole layers",
+    "split": "layers around their attention",
+    "head": "the head alone",
+}
 TRIAL, FEW = 8192, 256  # tokens of the largest trial, and tokens that are compared
 MIXED = "triton.mix_order_reduction"
 
@@ -53,7 +57,9 @@ def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") 
             del layer.forward
 
 
-def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = "inductor") -> tuple[str, str]:
+def best_form(
+    model: Any, tokens: int, checkpoint: bool = False, backend: str = "inductor"
+) -> tuple[str, str]:
     """The first form that works, and why the ones before it do not; empty strings where there is none."""
     reasons: list[str] = []
     for form, what in FORMS.items():
@@ -64,7 +70,13 @@ def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = 
     return "", "; ".join(reasons)
 
 
-def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = False, backend: str = "inductor") -> str:
+def why_not(
+    model: Any,
+    tokens: int,
+    form: str = "whole",
+    checkpoint: bool = False,
+    backend: str = "inductor",
+) -> str:
     """Why this model should not be compiled in this form, in a few words; empty if log-probs and gradient are the same.
 
     A plain pass over a few tokens, a compiled one over about `tokens`, and one over the few to compare. No gradient
@@ -101,7 +113,13 @@ def not_finite(gradient: Gradient) -> str:
         return ""
     sound = torch.stack([g.isfinite().all() for g in gradient.values()]).tolist()
     bad = [name for name, fine in zip(gradient, sound, strict=True) if not fine][::-1]
-    return "" if not bad else bad[0] if len(bad) == 1 else f"{bad[0]} ({len(bad)} of {len(gradient)} parameters)"
+    return (
+        ""
+        if not bad
+        else bad[0]
+        if len(bad) == 1
+        else f"{bad[0]} ({len(bad)} of {len(gradient)} parameters)"
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -118,20 +136,30 @@ def _trial(model: Any, tokens: int) -> Pack:
     usable = torch.arange(table.num_embeddings)
     usable = usable[usable != (-1 if table.padding_idx is None else table.padding_idx)]
     ids = usable[torch.arange(37) * 7 % len(usable)]
-    pairs: list[Pair] = [(ids[:2].tolist(), ids[1 + i % 3 :].tolist()) for i in range(max(3, tokens // 37))]
+    pairs: list[Pair] = [
+        (ids[:2].tolist(), ids[1 + i % 3 :].tolist()) for i in range(max(3, tokens // 37))
+    ]
     (pack,) = make_packs(pairs, budget=40 * len(pairs), device=table.weight.device)
     return pack
 
 
-def _pass(model: Any, pack: Pack, checkpoint: bool, form: str, backend: str) -> tuple[Tensor, Gradient]:
+def _pass(
+    model: Any, pack: Pack, checkpoint: bool, form: str, backend: str
+) -> tuple[Tensor, Gradient]:
     """Log-probs, and the gradient of their mean. Each token's slope is a number of its own, as in the learner's loss:
     the compiler would take a mean's one number for all as another layout."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with packed_attention(model, checkpoint), compiled_layers(model, form, backend), torch.enable_grad():
+    with (
+        packed_attention(model, checkpoint),
+        compiled_layers(model, form, backend),
+        torch.enable_grad(),
+    ):
         compute = compiled_log_probs if form else log_probs
         lp, _ = compute(hidden_states(model, pack), head_of(model), pack.targets)
         loss = (lp * torch.full_like(lp, 1.0 / len(lp))).sum()
-        slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
+        slopes = (
+            torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
+        )
     return lp.detach(), {name: g for name, g in zip(trained, slopes, strict=True) if g is not None}
 
 
@@ -147,7 +175,9 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
     """
     mixes = backend == "inductor" and MIXED in inductor.get_config_copy()
-    return torch.compile(forward, dynamic=True, backend=backend, options={MIXED: False} if mixes else None)
+    return torch.compile(
+        forward, dynamic=True, backend=backend, options={MIXED: False} if mixes else None
+    )
 
 
 # ---- the LM head: the work after its matrix product is one kernel forward and one backward, and no fp32 logits are
@@ -155,16 +185,26 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 def compiled_log_probs(
-    hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor | float = 1.0, *,
-    entropy_grad: bool = False, chunk: int = CHUNK,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    temperature: Tensor | float = 1.0,
+    *,
+    entropy_grad: bool = False,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
     """`log_probs`. It makes two narrow copies of the logits where the plain form makes four wide ones, so its chunks
     are larger by as much."""
 
     def on_chunk(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(product: Tensor, targets: Tensor, heat: Tensor, head: Head, *known: Tensor | None) -> Any:
-            torch._dynamo.mark_static(product, 1)  # tokens differ from chunk to chunk, the vocabulary never
-            return _compile_chunk(function)(product, targets, heat, head.scale, head.softcap, *known)
+        def call(
+            product: Tensor, targets: Tensor, heat: Tensor, head: Head, *known: Tensor | None
+        ) -> Any:
+            # tokens differ from chunk to chunk, the vocabulary never
+            torch._dynamo.mark_static(product, 1)
+            return _compile_chunk(function)(
+                product, targets, heat, head.scale, head.softcap, *known
+            )
 
         return call
 
@@ -173,7 +213,10 @@ def compiled_log_probs(
         temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
     work = on_chunk(score_chunk), on_chunk(gradient_chunk)
     lp, entropy = Chunked.apply(
-        hidden, head.weight, head.bias, HeadJob(head, targets, temperature, rows, entropy_grad, *work)
+        hidden,
+        head.weight,
+        head.bias,
+        HeadJob(head, targets, temperature, rows, entropy_grad, *work),
     )
     return lp, entropy
 
@@ -189,9 +232,16 @@ def score_chunk(
 
 
 def gradient_chunk(
-    product: Tensor, targets: Tensor, temperature: Tensor, scale: float, softcap: float | None,
-    of_lp: Tensor, of_entropy: Tensor | None, entropy: Tensor, log_sum: Tensor,
-) -> Tensor:  # fmt: skip
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    scale: float,
+    softcap: float | None,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+    entropy: Tensor,
+    log_sum: Tensor,
+) -> Tensor:
     """The gradient of the product, element by element: the target is found by comparison and not by a scatter."""
     logits = finish(product, temperature, scale, softcap)
     log_p = logits - log_sum[:, None]

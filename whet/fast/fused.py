@@ -29,12 +29,14 @@ from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
 from whet.model.ops import FAMILIES, Ops, rms_norm
 from whet.model.twin import NAME, PAGE, How, KVShape, Probe, sharing_copy
-from whet.model.wide import TOKENS, WIDE, Wide, probe_ids, probe_logits
+from whet.model.wide import TOKENS, WIDE, Wide, probe_logits, spread_ids
 
-KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
+# they take the plain forms where Triton cannot run
+KERNELS = Ops(paged_attention, rope_write, write_kv)
 # The parts of a decoder layer, each with its projections in the order that their rows take in the shared buffer.
 GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
-FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary types whose angles do not depend on the length
+# rotary types whose angles do not depend on the length
+FIXED = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 # ---- networks
@@ -53,7 +55,9 @@ class Feed(NamedTuple):
     most: int
 
 
-def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
+def network_of(
+    twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> FusedStack | PlainNetwork:
     """The fastest form that computes what the twin does, over these pages; compiled where it runs on a GPU. There a
     warning says if that is the slow one."""
     stack, why = fuse(twin)
@@ -68,7 +72,9 @@ def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[T
     return stack
 
 
-def graphs_lack(shapes: Iterable[KVShape], device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+def graphs_lack(
+    shapes: Iterable[KVShape], device: torch.device, dtype: torch.dtype | None = None
+) -> str | None:
     """Why the kernels cannot serve a model with this cache, in a few words; None where they can, as their plain form
     does off CUDA. dtype: the type of the weights, where they are not loaded yet."""
     if device.type != "cuda":
@@ -83,19 +89,28 @@ class PlainNetwork:
 
     fed: Feed  # what the forward under way was given
 
-    def __init__(self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def __init__(
+        self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> None:
         self.decoder = twin.get_decoder()
         self.head = head_of(twin)
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
 
     def forward(self, fed: Feed) -> Tensor:
         """As `FusedStack.forward`."""
         self.fed, position = fed, fed.position[None].long()
-        out = self.decoder(input_ids=fed.ids[None], position_ids=position, use_cache=False, ctx=self)
+        out = self.decoder(
+            input_ids=fed.ids[None], position_ids=position, use_cache=False, ctx=self
+        )
         return out.last_hidden_state[0]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        keys, values, fed = self.keys[layer], self.values[layer], self.fed
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]
+    ) -> Tensor:
+        keys = self.keys[layer]
+        values = self.values[layer]
+        fed = self.fed
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         write_kv(key, value, keys, values, fed.table, fed.row, fed.position)
         return paged_attention(query, keys, values, *fed[3:6], most=fed.most, **how._asdict())[None]
@@ -131,14 +146,24 @@ def unshareable(model: nn.Module) -> str | None:
     layers = layers_of(model)
     if not layers:
         return "its layers are not where they are looked for (model.layers)"
-    used = Counter(_owner(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    used = Counter(
+        _owner(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)
+    )
     for layer in layers:
         for part, names in GROUPS:
             linears: list[Any] = [getattr(getattr(layer, part, None), name, None) for name in names]
             for name, linear in zip(names, linears, strict=True):
                 if why := _odd(linear, used):
                     return f"{part}.{name} {why}"
-            if len({(a.in_features, a.weight.dtype, a.weight.device, a.bias is None) for a in linears}) > 1:
+            if (
+                len(
+                    {
+                        (a.in_features, a.weight.dtype, a.weight.device, a.bias is None)
+                        for a in linears
+                    }
+                )
+                > 1
+            ):
                 return f"{', '.join(names)} of {part} differ in type, place, width or bias"
     return None
 
@@ -156,7 +181,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
     >>> joined([both[:1], both[1:]]).shape, joined([both[1:], both[:1]])
     (torch.Size([3, 2]), None)
     """
-    first, rows = parts[0], sum(part.shape[0] for part in parts)
+    first = parts[0]
+    rows = sum(part.shape[0] for part in parts)
     places = {(p.untyped_storage().data_ptr(), p.device, p.dtype, p.shape[1:]) for p in parts}
     end = first.storage_offset()
     for part in parts:
@@ -188,7 +214,11 @@ def _odd(linear: object, used: Counter[int]) -> str | None:
         return f"is a {type(linear).__name__}, not a plain linear layer"
     if any(type(p) is not nn.Parameter or not p.is_floating_point() for p in linear.parameters()):
         return "holds weights of a special kind"
-    return "is tied to another weight" if any(used[_owner(p)] > 1 for p in linear.parameters()) else None
+    return (
+        "is tied to another weight"
+        if any(used[_owner(p)] > 1 for p in linear.parameters())
+        else None
+    )
 
 
 # ---- a layer of the fused stack as pure functions
@@ -268,44 +298,61 @@ class FusedStack:
     head: Head
     keys: Sequence[Tensor] = ()  # one per layer, [pages, kv heads, page, d]
     values: Sequence[Tensor] = ()
-    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)  # cos and sin of every position
+    # cos and sin of every position
+    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     _enter: Callable[..., Tensor] = field(default=enter, repr=False)
     _settle: Callable[..., tuple[Tensor, Tensor]] = field(default=settle, repr=False)
     _gate: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
-    _gate_few: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)  # the kernel, once compiled
+    # the kernel, once compiled
+    _gate_few: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
     _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
     _leave: Callable[..., Tensor] = field(default=leave, repr=False)
 
     def attach(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """The cache that forwards from now on write to and read."""
         assert len(keys) == len(values) == len(self.layers), "one pair per layer"
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
 
     def compile(self, **options: Any) -> None:
         """Compiles five small graphs, however many layers there are. A single token would take a second set, so callers
         pad it to two. What cannot be one graph is an error, not a slow run. `options` are those of torch.compile."""
         options = {"dynamic": True, "fullgraph": True, **options}
         # The compiler advises fp32 models to use TensorFloat32, but fp32 is chosen where results must be exact.
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="TensorFloat32 tensor cores", category=UserWarning
+        )
         self._enter, self._settle = _compiled(enter, options), _compiled(settle, options)
-        self._gate, self._between = _compiled(gated.gated_reference, options), _compiled(between, options)
+        self._gate, self._between = (
+            _compiled(gated.gated_reference, options),
+            _compiled(between, options),
+        )
         self._gate_few, self._leave = gated.gated, _compiled(leave, options)
 
     def forward(self, fed: Feed) -> Tensor:
         """[T, width] after the last norm; writes K and V to the pages. Called without gradients."""
         x = F.embedding(fed.ids, self.embedding)
-        if getattr(self.rotary, "rope_type", None) in FIXED:  # only the position counts: cos and sin are looked up
+        # only the position counts: cos and sin are looked up
+        if getattr(self.rotary, "rope_type", None) in FIXED:
             if len(self._circle) < (context := fed.table.shape[1] * self.keys[0].shape[2]):
-                self._circle = torch.cat(self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1)[0]
+                self._circle = torch.cat(
+                    self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1
+                )[0]
             cos, sin = F.embedding(fed.position, self._circle).chunk(2, -1)
         else:
             cos, sin = (each[0] for each in self.rotary(x[None], fed.position[None]))
         qkv = self._enter(x, self.layers[0].qkv)
         gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
         last = len(self.layers) - 1
-        for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
-            query = rope_write(qkv, cos, sin, keys, values, fed.table, fed.row, fed.position, **layer.rope)
-            mixed = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **layer.attention)
+        for i, (layer, keys, values) in enumerate(
+            zip(self.layers, self.keys, self.values, strict=True)
+        ):
+            query = rope_write(
+                qkv, cos, sin, keys, values, fed.table, fed.row, fed.position, **layer.rope
+            )
+            mixed = paged_attention(
+                query, keys, values, *fed[3:6], most=fed.most, **layer.attention
+            )
             x, normed = self._settle(mixed.flatten(1), x, layer.tail)
             inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
             if i < last:
@@ -315,14 +362,19 @@ class FusedStack:
 
 def unfusable(model: PreTrainedModel) -> str | None:
     """Why `model` can have no fused stack by what it declares, or None; its weights may be on the meta device."""
-    kind, config = type(model), model.config
+    kind = type(model)
+    config = model.config
     if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers."):
         return f"{kind.__name__} is not one of {', '.join(sorted(FAMILIES))}"
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}, not silu"
     if len({parameter.dtype for parameter in model.parameters()}) > 1:
         return "its weights are not all of one type"
-    if odd := [n for n, m in model.named_modules() if n.endswith(("o_proj", "down_proj")) and type(m) is not nn.Linear]:
+    if odd := [
+        n
+        for n, m in model.named_modules()
+        if n.endswith(("o_proj", "down_proj")) and type(m) is not nn.Linear
+    ]:
         return f"{odd[0]} is not a plain linear layer"
     return unshareable(model)
 
@@ -335,7 +387,10 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     """
     if why := unfusable(twin):
         return None, why
-    if any(joined(parts) is None for parts in (*_shares(twin), *([weight] for weight in twin.parameters()))):
+    if any(
+        joined(parts) is None
+        for parts in (*_shares(twin), *([weight] for weight in twin.parameters()))
+    ):
         return None, "its q, k, v and gate, up projections do not share storage"
     asked = FusedInput()
     probe_logits(twin, ctx=asked)
@@ -350,8 +405,13 @@ def _unlike(twin: PreTrainedModel) -> str | None:
     asked = FusedInput()
     asking = partial(probe_logits, ctx=asked)
     reference = wide.reference(asking)
-    stack, ids = _build(wide.model, asked), probe_ids(twin)
-    if why := reference.off(_logits_of(_widened(stack), ids, asked, WIDE)):
+    stack = _build(wide.model, asked)
+    ids = spread_ids(twin, TOKENS)
+    # the rest of it would be widened for nothing
+    few = replace(stack, embedding=stack.embedding[ids])
+    if why := reference.off(
+        _logits_of(_widened(few), torch.arange(TOKENS, device=ids.device), asked, WIDE)
+    ):
         return why
     theirs = wide.run(asking, NAME, None)
     return reference.off_rounded(_logits_of(stack, ids, asked, twin.dtype), theirs)
@@ -361,16 +421,31 @@ def _logits_of(stack: FusedStack, ids: Tensor, asked: FusedInput, dtype: torch.d
     """Of one row of new tokens, [tokens, vocabulary], in a cache that is dropped."""
     tokens = len(ids)
     numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
-    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
+    position, row, table, length, starts = (
+        ids.new_tensor(each, dtype=torch.int32) for each in numbers
+    )
     shapes = [asked.shapes[i] for i in range(len(stack.layers))]
-    stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=dtype) for s in shapes] for _ in range(2)))
-    return stack.head.narrow_logits(stack.forward(Feed(ids, position, row, table, length, starts, tokens)))
+    stack.attach(
+        *(
+            [ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=dtype) for s in shapes]
+            for _ in range(2)
+        )
+    )
+    return stack.head.narrow_logits(
+        stack.forward(Feed(ids, position, row, table, length, starts, tokens))
+    )
 
 
 def _widened(stack: FusedStack) -> FusedStack:
-    """The same in fp64, for the first ids of the vocabulary."""
-    embedding, norm = stack.embedding[:TOKENS].to(WIDE), stack.norm.to(WIDE)
-    return replace(stack, embedding=embedding, layers=WideLayers(stack.layers), norm=norm, head=stack.head.to(WIDE))
+    embedding = stack.embedding.to(WIDE)
+    norm = stack.norm.to(WIDE)
+    return replace(
+        stack,
+        embedding=embedding,
+        layers=WideLayers(stack.layers),
+        norm=norm,
+        head=stack.head.to(WIDE),
+    )
 
 
 def _wide(part: Any) -> Any:
@@ -382,7 +457,8 @@ class WideLayers(Sequence[FusedLayer]):
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
         self._layers = layers
-        self._last: tuple[int, FusedLayer] | None = None  # a forward pass asks for each layer twice in a row
+        # a forward pass asks for each layer twice in a row
+        self._last: tuple[int, FusedLayer] | None = None
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -399,7 +475,9 @@ class FusedInput(Probe):
 
     calls: dict[int, tuple[int, How]] = field(default_factory=dict)  # query heads, and the rest
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]
+    ) -> Tensor:
         self.calls[layer] = (query.shape[1], how)
         return Probe.attend(self, layer, query, key, value, how, extra)
 
@@ -415,27 +493,37 @@ def _build(twin: Any, asked: FusedInput) -> FusedStack:
 
     def eps(norm: Any) -> Tensor:
         value = float(norm.variance_epsilon)
-        return epsilons.setdefault(value, torch.tensor(value, dtype=torch.float32, device=twin.device))
+        return epsilons.setdefault(
+            value, torch.tensor(value, dtype=torch.float32, device=twin.device)
+        )
 
     def project(norm: Any, *linears: Any) -> Projection:
-        weight, bias = (view(*(getattr(linear, name) for linear in linears)) for name in ("weight", "bias"))
+        weight, bias = (
+            view(*(getattr(linear, name) for linear in linears)) for name in ("weight", "bias")
+        )
         return Projection(view(norm.weight), eps(norm), weight, bias)
 
     def layer(index: int, module: Any) -> FusedLayer:
-        attn, mlp = module.self_attn, module.mlp
+        attn = module.self_attn
+        mlp = module.mlp
         heads, how = asked.calls[index]
         rope: dict[str, Any] = {"heads": heads, "kv_heads": asked.shapes[index].heads}
         if (q_norm := getattr(attn, "q_norm", None)) is not None:
             rope |= {"q_norm": view(q_norm.weight), "k_norm": view(attn.k_norm.weight)}
             rope["eps"] = float(q_norm.variance_epsilon)
         gate_up = project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj)
-        out, down = ((view(linear.weight), view(linear.bias)) for linear in (attn.o_proj, mlp.down_proj))
+        out, down = (
+            (view(linear.weight), view(linear.bias)) for linear in (attn.o_proj, mlp.down_proj)
+        )
         qkv = project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj)
         return FusedLayer(qkv, rope, how._asdict(), LayerTail(*out, gate_up, *down))
 
     layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
-    embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
-    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin))
+    embedding = view(twin.get_input_embeddings().weight)
+    final = twin.model.norm
+    return FusedStack(
+        embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin)
+    )
 
 
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
-from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, compiled_log_probs, first_line
+from whet.fast.compiled import (
+    FEW,
+    FORMS,
+    best_form,
+    compiled_layers,
+    compiled_log_probs,
+    first_line,
+)
 from whet.fast.graphs import capturing, pool_bytes
 from whet.learn.learner import Passes
 from whet.learn.samples import Sample
@@ -42,9 +49,11 @@ PARTS = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
 KEYS = 3
 # The least sizes. There are few, since a capture takes as long as several plain passes, and blocks of attention that
 # find no sequence, or none so long, end at once.
-SEQUENCES, LONGEST = 256, 512
+SEQUENCES = 256
+LONGEST = 512
 TRIED = 2  # layers that are enough to try the compiler
-SPARE = 0.9  # share of the free memory that a capture may need: one that runs out half-way is worse than none
+# share of the free memory that a capture may need: one that runs out half-way is worse than none
+SPARE = 0.9
 
 
 class Size(NamedTuple):
@@ -71,7 +80,9 @@ def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 
     padding = -(-(padded - tokens) // longest)
     if keys:
         keys = KEYS * padded * _power(-(-(keys + padded - tokens) // (KEYS * padded)))
-    return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)), keys)
+    return Size(
+        padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)), keys
+    )
 
 
 def full_sizes(budget: int) -> list[int]:
@@ -87,8 +98,12 @@ def worth_graphs(model: Any, tokens: int) -> bool:
     """Whether the model is `host_bound` and attends by the flash kernel: the other depends on each pack's lengths."""
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    flash = getattr(config, "attn_logit_softcapping", None) is None and width % 8 == 0 and width <= 256
-    return flash and host_bound(sum(p.numel() for p in model.parameters()), config.num_hidden_layers, tokens)
+    flash = (
+        getattr(config, "attn_logit_softcapping", None) is None and width % 8 == 0 and width <= 256
+    )
+    return flash and host_bound(
+        sum(p.numel() for p in model.parameters()), config.num_hidden_layers, tokens
+    )
 
 
 class Buffers:
@@ -100,20 +115,27 @@ class Buffers:
         whole = torch.zeros(2 * size.tokens, dtype=torch.int64, device=device)
         self.ids, self.position = (half[None] for half in whole.split(size.tokens))
         self.starts = torch.zeros(size.sequences + 1, dtype=torch.int32, device=device)
-        self.slope = torch.zeros(1, size.tokens, hidden[0], dtype=hidden[1], device=device)  # the incoming gradient
+        # the incoming gradient
+        self.slope = torch.zeros(1, size.tokens, hidden[0], dtype=hidden[1], device=device)
         self.out: Tensor | None = None  # [1, tokens, width], written anew by every forward pass
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.keys: Keys | None = None
         if size.keys:
-            rows, own = (torch.zeros(n, dtype=torch.int64, device=device) for n in (size.keys, size.tokens))
+            rows, own = (
+                torch.zeros(n, dtype=torch.int64, device=device) for n in (size.keys, size.tokens)
+            )
             self.keys = Keys(rows, torch.zeros_like(self.starts), own)
-        self.boundaries = Boundaries(self.starts, size.longest, True, Padding((), device), self.keys)
+        self.boundaries = Boundaries(
+            self.starts, size.longest, True, Padding((), device), self.keys
+        )
         self._counted = torch.arange(max(*size), device=device)
 
     def fill(self, pack: Pack) -> None:
         """Writes a pack and its padding: copies of its first token, in sequences as long as its longest; those after
         the last token are empty."""
-        real, n, longest = pack.input_ids.shape[1], len(pack.members), pack.boundaries.longest
+        real = pack.input_ids.shape[1]
+        n = len(pack.members)
+        longest = pack.boundaries.longest
         rest = self.size.tokens - real
         self.ids[:, :real] = pack.input_ids
         self.ids[:, real:] = pack.input_ids[:, :1]
@@ -127,14 +149,16 @@ class Buffers:
             theirs = pack.boundaries.keys
             known = theirs.rows.numel()
             keys.rows[:known] = theirs.rows
-            keys.rows[known : known + rest] = self._counted[:rest] + real  # padding attends to itself
+            # padding attends to itself
+            keys.rows[known : known + rest] = self._counted[:rest] + real
             keys.rows[known + rest :] = -1
             keys.starts[: n + 1] = theirs.starts
             keys.starts[n + 1 :] = ends + known
             keys.own[:real] = theirs.own
             keys.own[real:] = self._counted[:rest] + known
             keys = replace(keys, rows=keys.rows[: known + rest])
-        if not pack.boundaries.flash:  # never within a graph: what attends here depends on each length
+        # never within a graph: what attends here depends on each length
+        if not pack.boundaries.flash:
             more = (longest,) * (rest // longest) + (rest % longest,) * (rest % longest > 0)
             padding = Padding([*pack.boundaries.padding.lengths, *more], self.starts.device)
             self.boundaries = Boundaries(self.starts, self.size.longest, False, padding, keys)
@@ -143,16 +167,24 @@ class Buffers:
 class Graphed:
     def __init__(self, model: Any, budget: int) -> None:
         """`budget`: tokens of a full pack."""
-        self.model, self.budget = model, budget
+        self.model = model
+        self.budget = budget
         self.decoder = model.get_decoder()
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.ready: dict[Size, Buffers] = {}
         self.bytes = 0  # what the graphs' memory pool took
         self.stopped = False
-        self.trained: list[nn.Parameter] = []  # parameters with a gradient, in the order of `slopes`
-        self.slopes: list[Tensor] = []  # their gradient from the last backward pass, whatever its size was
+        # parameters with a gradient, in the order of `slopes`
+        self.trained: list[nn.Parameter] = []
+        # their gradient from the last backward pass, whatever its size was
+        self.slopes: list[Tensor] = []
         self._seen = Counter[Size]()
-        self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
+        self._owners = [
+            (m, name)
+            for m in self.decoder.modules()
+            for name, p in m._parameters.items()
+            if p is not None
+        ]
         self._places: tuple[int, ...] = ()
         # Stand-ins for the parameters, by their id: the same memory, but leaves of their own. Autograd remembers the
         # stream that a leaf is used on for as long as any pass over it is kept: outside, it may be one that is not
@@ -160,7 +192,8 @@ class Graphed:
         self._stand_ins: dict[int, nn.Parameter] = {}
         self._turn: object = None  # the forward pass whose backward pass may be run
         self._pool: Any = None
-        self._aside: Any = None  # the one stream of trials: each stream keeps a workspace for matrix products
+        # the one stream of trials: each stream keeps a workspace for matrix products
+        self._aside: Any = None
 
     def __call__(self, pack: Pack) -> Tensor:
         """As `hidden_states(model, pack)`."""
@@ -239,21 +272,33 @@ class Graphed:
         if places != self._places:
             self._forget()
             self._places = places
-            self._stand_ins = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in weights if p is not None}
+            self._stand_ins = {
+                id(p): nn.Parameter(p.detach(), p.requires_grad) for p in weights if p is not None
+            }
 
     def _forget(self) -> None:
         if self.device.type == "cuda" and self.ready:
             torch.cuda.synchronize(self.device)
-        self.ready, self._pool, self._turn, self.bytes = {}, None, None, 0
-        self.trained, self.slopes, self._stand_ins, self._places = [], [], {}, ()
+        self.ready = {}
+        self._pool = None
+        self._turn = None
+        self.bytes = 0
+        self.trained = []
+        self.slopes = []
+        self._stand_ins = {}
+        self._places = ()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _make_ready(self, size: Size, pack: Pack) -> None:
         weight = self.model.get_input_embeddings().weight
-        buffers = Buffers(size, (self.model.config.get_text_config().hidden_size, weight.dtype), self.device)
+        buffers = Buffers(
+            size, (self.model.config.get_text_config().hidden_size, weight.dtype), self.device
+        )
         buffers.fill(pack)
-        if reason := self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else ""):
+        if reason := self._tried(buffers) or (
+            self._captured(buffers) if self.device.type == "cuda" else ""
+        ):
             self.stop(reason)
         else:
             self.ready[size] = buffers
@@ -286,7 +331,8 @@ class Graphed:
     def _captured(self, buffers: Buffers) -> str:
         """Captures; why it failed, if it did. Errors other than a full memory leave CUDA's state broken: not caught."""
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
-        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward = torch.cuda.CUDAGraph()
+        backward = torch.cuda.CUDAGraph()
         try:
             with capturing(forward, pool):
                 out = self._decode(buffers)
@@ -294,7 +340,8 @@ class Graphed:
                 self._differentiate(out, buffers)
         except torch.OutOfMemoryError:
             return "they do not fit in memory"
-        buffers.out, buffers.graphs = out.detach(), (forward, backward)
+        buffers.out = out.detach()
+        buffers.graphs = (forward, backward)
         self.bytes = pool_bytes(pool)
         return ""
 
@@ -303,7 +350,10 @@ class Graphed:
     def _decode(self, buffers: Buffers) -> Tensor:
         with self._standing_in(), torch.enable_grad():
             out: Tensor = self.decoder(
-                input_ids=buffers.ids, position_ids=buffers.position, packed=buffers.boundaries, use_cache=False
+                input_ids=buffers.ids,
+                position_ids=buffers.position,
+                packed=buffers.boundaries,
+                use_cache=False,
             ).last_hidden_state
         return out
 
@@ -333,7 +383,9 @@ class _Pass(torch.autograd.Function):
     """The parameters are arguments, so that autograd hands them their gradient as in a plain pass."""
 
     @staticmethod
-    def forward(ctx: Any, graphed: Graphed, buffers: Buffers, pack: Pack, *trained: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, graphed: Graphed, buffers: Buffers, pack: Pack, *trained: Tensor
+    ) -> Tensor:
         hidden = graphed.forward(buffers)[0].index_select(0, pack.predict)
         ctx.graphed, ctx.buffers, ctx.predict, ctx.turn = graphed, buffers, pack.predict, object()
         graphed._turn = ctx.turn
@@ -342,9 +394,12 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        graphed, buffers = ctx.graphed, ctx.buffers
+        graphed = ctx.graphed
+        buffers = ctx.buffers
         if graphed._turn is not ctx.turn:
-            raise RuntimeError("Another forward pass ran on the memory of this one before its backward pass.")
+            raise RuntimeError(
+                "Another forward pass ran on the memory of this one before its backward pass."
+            )
         graphed._turn = None
         buffers.slope.zero_()
         if buffers.size.keys:  # the last token of a shared prompt predicts several
@@ -365,10 +420,15 @@ class FastPasses(Passes):
         super().__init__(model, config)
         self.config = config
         tried = self.tried = model if whole is None else whole
-        fast = tried.device.type == "cuda" and tried.dtype in (torch.bfloat16, torch.float16) and config.compile
+        fast = (
+            tried.device.type == "cuda"
+            and tried.dtype in (torch.bfloat16, torch.float16)
+            and config.compile
+        )
         few = (tried.config.get_text_config(), "num_hidden_layers", TRIED)
         with changed(*([] if whole is None else [few])):
-            self.form = self._best_form() if fast else ""  # one of `compiled.FORMS`; empty: nothing is compiled
+            # one of `compiled.FORMS`; empty: nothing is compiled
+            self.form = self._best_form() if fast else ""
         graphs = graphs and fast and not config.checkpoint_activations and whole is None
         graphs = graphs and worth_graphs(model, config.pack_tokens)
         self.graphed = Graphed(model, config.pack_tokens) if graphs else None
@@ -384,7 +444,12 @@ class FastPasses(Passes):
         return hidden_states(model, pack) if graphed is None else graphed.read(pack)
 
     def log_probs(
-        self, hidden: Tensor, model: Any, pack: Pack, temperature: Tensor | float, entropy_grad: bool = False
+        self,
+        hidden: Tensor,
+        model: Any,
+        pack: Pack,
+        temperature: Tensor | float,
+        entropy_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         compute = compiled_log_probs if self.form else log_probs
         return compute(hidden, head_of(model), pack.targets, temperature, entropy_grad=entropy_grad)
@@ -424,12 +489,16 @@ class FastPasses(Passes):
 
     def _best_form(self) -> str:
         """The form that works, tried before the first batch; where the compiler fails the model is trained as it is."""
-        tokens, found = self.config.pack_tokens, None
+        tokens = self.config.pack_tokens
+        found = None
         while found is None:
             try:
                 found = best_form(self.tried, tokens, self.config.checkpoint_activations)
             except torch.OutOfMemoryError:
-                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
+                tokens, found = (
+                    tokens // 2,
+                    None if tokens > FEW else ("", "it does not fit in memory"),
+                )
             torch.cuda.empty_cache()
         form, reason = found
         if reason:
@@ -438,7 +507,9 @@ class FastPasses(Passes):
 
     def _say_what_is_compiled(self, form: str, reason: str) -> None:
         how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
-        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
+        warnings.warn(
+            f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3
+        )
 
 
 def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
@@ -461,7 +532,8 @@ def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
     zeros = np.zeros(half + 1, np.int32), np.zeros(half + 1, np.float32)
     samples = []
     for i, (length, own, family) in enumerate(sizes):
-        ids = np.array([family >> place & 1 for place in range(length)])  # another prompt for each family
+        # another prompt for each family
+        ids = np.array([family >> place & 1 for place in range(length)])
         samples.append(Sample((0, i), ids, zeros[0][: own + 1], zeros[1][: own + 1], 1.0, 1.0, 1.0))
     return samples
 

@@ -26,7 +26,19 @@ from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
 from whet.fast.fused import KERNELS, Feed, FusedStack, PlainNetwork, graphs_lack, network_of
 from whet.fast.kernels.decode import State, Texts, accept, race
-from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, STOPS, TOKEN, DeviceRows, Lanes
+from whet.fast.lanes import (
+    COUNT,
+    HEAT,
+    KEY0,
+    KEY1,
+    LANE,
+    LENGTH,
+    LIMIT,
+    STOPS,
+    TOKEN,
+    DeviceRows,
+    Lanes,
+)
 from whet.model.ops import DeviceMeter, to_device
 from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
@@ -48,15 +60,20 @@ from whet.rollout.runner import Drawn, Runner, fork_rows, single
 PROMPTS = "prompts"  # stands in a graph's key where a drafter's name would
 SIZES = (128, 256, 512, 1024, GRAPHED)  # tokens that prompt graphs take
 ROWS = 64  # prompts that a graph takes at most
-LONGEST = 512  # tokens of one prompt at most: attention starts programs for so many in every row, which end if idle
+# tokens of one prompt at most: attention starts programs for so many in every row, which end if
+# idle
+LONGEST = 512
 MOST_DRAFTS = 47  # tokens that a row may be ahead of the target: with the newest, 48 to verify
 # Steps that are launched together ahead of their turn, by the number of layers: while the device computes LAYERS layers
 # the host has time for what it does between. Rows that end meanwhile stay in the batch, idle, for so many steps more.
-LAYERS, FEWEST, MOST = 48, 4, 8
+LAYERS = 48
+FEWEST = 4
+MOST = 8
 STALE = (-1, -1)  # no number of edits: what the device has is not what the host has
 
 Pool = tuple[int, int]  # what `torch.cuda.graph_pool_handle` gives
-Key = tuple[int, int, str]  # rows, tokens that each feeds, and ""; or rows, tokens drafted for each, and the drafter
+# rows, tokens that each feeds, and ""; or rows, tokens drafted for each, and the drafter
+Key = tuple[int, int, str]
 Step = Callable[[int, int, str], Tensor]
 
 
@@ -92,12 +109,17 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 class Captures:
-    def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         """step(*key): what is captured; at_rest: a context in which a step changes no row."""
-        self.device, self.step, self.at_rest = device, step, at_rest
+        self.device = device
+        self.step = step
+        self.at_rest = at_rest
         # Each graph with the tensor that its step gave, which every replay writes anew.
         self.graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.bytes: dict[Key, int] = {}  # what the pool grew by for each: little but for the largest
+        # what the pool grew by for each: little but for the largest
+        self.bytes: dict[Key, int] = {}
         self.driver_bytes = 0  # what the driver took for all of them, beside the pool
         self.meter = DeviceMeter(device)
         self._pool: Any = None  # all graphs share it; it lives as long as one of them
@@ -151,20 +173,25 @@ class Captures:
 # captured once. Padding has row -1: it is written to the spare page, and its results are left out.
 
 
-def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> tuple[np.ndarray, ...]:
+def fed(
+    chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int
+) -> tuple[np.ndarray, ...]:
     """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows.
 
     Arrays of a `Feed`: ids, positions and rows as one [3, tokens], then table, lengths and starts.
     """
     sizes = np.array([chunk.size for chunk in chunks])
-    real, n = int(sizes.sum()), len(chunks)
-    lines, tables = np.zeros((3, tokens), np.int32), np.zeros((rows, width), np.int32)
+    real = int(sizes.sum())
+    n = len(chunks)
+    lines = np.zeros((3, tokens), np.int32)
+    tables = np.zeros((rows, width), np.int32)
     lines[0, :real] = np.concatenate([chunk.ids() for chunk in chunks])
     lines[1, :real] = np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks])
     lines[2] = -1
     lines[2, :real] = np.repeat(np.arange(n), sizes)
     tables[:n, : table.shape[1]] = table
-    length, starts = np.zeros(rows, np.int32), np.full(rows + 1, real, np.int32)
+    length = np.zeros(rows, np.int32)
+    starts = np.full(rows + 1, real, np.int32)
     length[:n] = [chunk.stop for chunk in chunks]
     starts[: n + 1] = [0, *np.cumsum(sizes)]
     return lines, tables, length, starts
@@ -172,20 +199,32 @@ def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, widt
 
 class Prefill:
     def __init__(
-        self, network: FusedStack | PlainNetwork, guesser: Guesser | None, width: int, device: torch.device
+        self,
+        network: FusedStack | PlainNetwork,
+        guesser: Guesser | None,
+        width: int,
+        device: torch.device,
     ) -> None:
         """width: pages per row; guesser: the drafter that reads the hidden states, if there is one."""
-        self.network, self.guesser, self.device, self.width = network, guesser, device, width
+        self.network = network
+        self.guesser = guesser
+        self.device = device
+        self.width = width
         shapes = ((3, SIZES[-1]), (ROWS, width), (ROWS,), (ROWS + 1,))
-        self._fed = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]  # graphs read it
-        self.keys: list[Key] = [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]  # the largest first
+        # graphs read it
+        self._fed = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]
+        # the largest first
+        self.keys: list[Key] = [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]
 
     def key(self, chunks: Sequence[Chunk]) -> Key | None:
         """The key of the graph that serves these chunks; None where plain calls do."""
-        tokens, longest = sum(chunk.size for chunk in chunks), max(chunk.size for chunk in chunks)
+        tokens = sum(chunk.size for chunk in chunks)
+        longest = max(chunk.size for chunk in chunks)
         if len(chunks) > ROWS:
             return None
-        return next((key for key in reversed(self.keys) if tokens <= key[0] and longest <= key[1]), None)
+        return next(
+            (key for key in reversed(self.keys) if tokens <= key[0] and longest <= key[1]), None
+        )
 
     def rest(self) -> None:
         """Makes `step` feed no row from now on."""
@@ -208,7 +247,9 @@ class Prefill:
         given = to_device(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
         return self._forward(*given, most=max(sizes))
 
-    def _forward(self, tokens: Tensor, table: Tensor, length: Tensor, starts: Tensor, *, most: int) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, table: Tensor, length: Tensor, starts: Tensor, *, most: int
+    ) -> Tensor:
         ids, position, row = tokens
         hidden = self.network.forward(Feed(ids, position, row, table, length, starts, most))
         if self.guesser is not None:
@@ -222,11 +263,28 @@ def buckets(slots: int) -> list[int]:
     >>> buckets(100)
     [2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
     """
-    sizes = [2, 4, 8, 16, 24, 32, 48, *range(64, 257, 32), *range(320, 1025, 64), *range(1152, slots + 1, 128)]
+    sizes = [
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        48,
+        *range(64, 257, 32),
+        *range(320, 1025, 64),
+        *range(1152, slots + 1, 128),
+    ]
     return [*(size for size in sizes if size < slots), max(2, slots)]
 
 
-def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
+def burst(
+    token: np.ndarray,
+    log_prob: np.ndarray,
+    counted: np.ndarray,
+    proposed: np.ndarray,
+    arm: DraftArm,
+) -> Drawn:
     """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
 
     >>> token = np.array([[[1, 2]], [[3, 4]]])
@@ -236,9 +294,13 @@ def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed
     steps, rows, width = token.shape
     if steps == 1 or width == 1:
         shape = (rows, steps * width)
-        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
+        tokens = token.swapaxes(0, 1).reshape(shape)
+        log_probs = log_prob.swapaxes(0, 1).reshape(shape)
         return Drawn(tokens, log_probs, counted, proposed, arm)
-    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
+    packed = (
+        np.zeros((rows, steps * width), token.dtype),
+        np.zeros((rows, steps * width), log_prob.dtype),
+    )
     step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
     at = (counted.cumsum(0) - counted)[step, row] + place
     packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
@@ -247,7 +309,8 @@ def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed
 
 def joined(first: Drawn, second: Drawn) -> Drawn:
     """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
-    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
+    wide = [(0, 0), (0, first.token.shape[1] - 1)]
+    late = [(0, len(first.counted) - 1), (0, 0)]
     return Drawn(
         np.concatenate((first.token, np.pad(second.token, wide))),
         np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
@@ -276,7 +339,12 @@ class GraphRunners:
         return graphs_lack(shapes, device)
 
     def make(
-        self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None, speculation: Speculation | None
+        self,
+        twin: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        guesser: Guesser | None,
+        speculation: Speculation | None,
     ) -> GraphRunner:
         assert isinstance(cache, PagedCache), "graphs read pages"
         layers = len(cache.keys) - (0 if guesser is None else len(extra_shapes(guesser.head)))
@@ -291,12 +359,21 @@ class GraphRunner(Runner):
     packed = True
 
     def __init__(
-        self, network: FusedStack | PlainNetwork, cache: PagedCache, rows: Rows,
-        guesser: Guesser | None, lanes: Lanes | None, speculation: Speculation | None,
-    ) -> None:  # fmt: skip
+        self,
+        network: FusedStack | PlainNetwork,
+        cache: PagedCache,
+        rows: Rows,
+        guesser: Guesser | None,
+        lanes: Lanes | None,
+        speculation: Speculation | None,
+    ) -> None:
         """guesser: the drafter that reads the hidden states, if there is one; lanes: texts on the device, from which
         drafts are made there; speculation: its guards retire a drafter that fails here."""
-        self.network, self.cache, self.rows, self.guesser, self.lanes = network, cache, rows, guesser, lanes
+        self.network = network
+        self.cache = cache
+        self.rows = rows
+        self.guesser = guesser
+        self.lanes = lanes
         self.own = frozenset() if lanes is None else frozenset({"ngram", "suffix"})
         if guesser is not None and lanes is not None:
             self.own |= {guesser.name}
@@ -311,21 +388,29 @@ class GraphRunner(Runner):
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
-        self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)  # by `accept`
+        # by `accept`
+        self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)
         on_gpu = self.device.type == "cuda"
         self.burst = min(max(FEWEST, LAYERS // len(cache.keys)), MOST)
         shape = (self.burst, *self.drawn.shape)
         self._drawn = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
         feeds: list[Callable[..., Any]] = [on_device.fed, on_device.fed_with_drafts]
-        self._fed, self._fed_with_drafts = (torch.compile(f, dynamic=True) if on_gpu else f for f in feeds)
+        self._fed, self._fed_with_drafts = (
+            torch.compile(f, dynamic=True) if on_gpu else f for f in feeds
+        )
         self._uploaded = STALE  # the edits of rows and pages that the device has
         self._next: Launch | None = None  # launched before its turn
         self._launches = 0
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
+        self,
+        running: int,
+        chunks: Sequence[Chunk],
+        source: Sequence[int],
+        arm: DraftArm = OFF,
+        ahead: bool = True,
     ) -> Drawn:
         drawn = []
         with torch.inference_mode(False), torch.no_grad():
@@ -359,18 +444,21 @@ class GraphRunner(Runner):
 
     def forget(self) -> None:
         """Drops what was launched ahead: the weights change, or its rows are gone."""
-        self._next, self._uploaded = None, STALE
+        self._next = None
+        self._uploaded = STALE
 
     # ---- decoding
 
     def _decode(self, running: int, arm: DraftArm, ahead: bool) -> Drawn:
         """`ahead`: the next steps may be launched; not where prompts are fed now, since their rows would be missing.
         Only one step is waited for at once: its tokens come soon, and the host has time while the next ones run."""
-        step, order = self._next, self.rows.launched[:running].copy()
+        step = self._next
+        order = self.rows.launched[:running].copy()
         if step is None or order.min() < 0:
             arm = self._ready(running, arm)
             self._upload(running)
-            step, order = self._launch(running, arm), np.arange(running)
+            step = self._launch(running, arm)
+            order = np.arange(running)
         self._next = None
         if ahead and (steps := self._steps_ahead(running, arm, step)):
             # The device's rows take the order that the host has now, however far the device has come with them.
@@ -390,17 +478,22 @@ class GraphRunner(Runner):
             return OFF
         self.cache.grow(rows.length[:running] + drafts)
         if self.guesser is not None and arm.drafter == self.guesser.name:
-            return arm if self._held(arm.drafter, self.guesser.catch_up, running, arm.depth) else OFF
+            return (
+                arm if self._held(arm.drafter, self.guesser.catch_up, running, arm.depth) else OFF
+            )
         return arm
 
     def _steps_ahead(self, running: int, then: DraftArm, step: Launch | None = None) -> int:
         """How many steps of `then` may be launched behind `step`, if there is one, before the host has read it; gives
         rows their pages."""
-        rows, under_way, tokens = self.rows, 0, 0
+        rows = self.rows
+        under_way = 0
+        tokens = 0
         if rows.picky[:running].any():
             return 0
         if step is not None:
-            arm, under_way = step.arm, len(step.drawn)
+            arm = step.arm
+            under_way = len(step.drawn)
             tokens = under_way * arm.tokens
             reads = self.guesser is not None and then.drafter == self.guesser.name
             if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
@@ -437,11 +530,13 @@ class GraphRunner(Runner):
     def _read(self, step: Launch, order: np.ndarray) -> Drawn:
         if step.done is not None:
             step.done.synchronize()
-        lines, new = step.drawn.numpy()[:, :, order], step.arm.tokens
+        lines = step.drawn.numpy()[:, :, order]
+        new = step.arm.tokens
         token = np.ascontiguousarray(lines[:, 2 : 2 + new].swapaxes(1, 2))
         log_prob = np.ascontiguousarray(lines[:, 2 + new :].swapaxes(1, 2)).view(np.float32)
         picky = np.flatnonzero(self.rows.picky[: len(order)])
-        if picky.size:  # evaluations with top-k or top-p: their tokens are drawn outside of the graph
+        # evaluations with top-k or top-p: their tokens are drawn outside of the graph
+        if picky.size:
             self._uploaded = STALE
             (asked,) = to_device(self.device, order[picky])
             token[0, picky, 0], log_prob[0, picky, 0] = self._draw(step.logits[asked], picky)
@@ -473,9 +568,13 @@ class GraphRunner(Runner):
     def begin(self, served: Sequence[tuple[int, DraftArm]] = ()) -> None:
         """Captures prompts and plain steps of every size, the largest first, which every run needs; and the steps that
         `served` names, which would else be captured one by one while a batch waits."""
-        self.captures.capture([*self.prefill.keys, *((size, 1, "") for size in reversed(self.sizes))])
+        self.captures.capture(
+            [*self.prefill.keys, *((size, 1, "") for size in reversed(self.sizes))]
+        )
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
-        self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
+        self.captures.capture(
+            list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm)))
+        )
 
     def _keys(self, running: int, arm: DraftArm) -> list[Key]:
         """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
@@ -490,7 +589,8 @@ class GraphRunner(Runner):
             return self._step(size, tokens)
         drafts = self.drafts[:size, :tokens]
         if not self._held(drafter, self._draft, size, tokens, drafter):
-            drafts.fill_(-1)  # without drafts the target's step is a plain one, and so is what is captured here
+            # without drafts the target's step is a plain one, and so is what is captured here
+            drafts.fill_(-1)
         return drafts
 
     def _held(self, drafter: str, work: Callable[..., None], *args: Any) -> bool:
@@ -525,16 +625,20 @@ class GraphRunner(Runner):
     def _step(self, size: int, new: int) -> Tensor:
         """Feeds the newest token of rows 0..size-1 and new - 1 drafts, on the device alone, and draws after each; gives
         the logits [B * new, V] of the draws."""
-        state, table = self.device_rows.state[:, :size], self.device_rows.table[:size]
+        state = self.device_rows.state[:, :size]
+        table = self.device_rows.table[:size]
         drafts = self.drafts[:size, : new - 1]
-        keys, count, heat = state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32)
+        keys = state[KEY0 : KEY1 + 1]
+        count = state[COUNT]
+        heat = state[HEAT].view(torch.float32)
         if new == 1:
             ids, (row, position, length) = state[TOKEN], self._fed(state, self.numbers[:size])
             starts = self.numbers[: size + 1]
         else:
             ids, row, position, length = self._fed_with_drafts(state, drafts, self.numbers[:size])
             starts = self.numbers[: size + 1] * new
-            keys, heat = keys.repeat_interleave(new, 1), heat.repeat_interleave(new)
+            keys = keys.repeat_interleave(new, 1)
+            heat = heat.repeat_interleave(new)
             count = (count[:, None] + self.places[:new]).flatten()
         hidden = self.network.forward(Feed(ids, position, row, table, length, starts, new))
         if self.guesser is not None:
@@ -542,14 +646,19 @@ class GraphRunner(Runner):
         logits = self.network.head.narrow_logits(hidden)
         token, log_prob = race(logits, keys, count, heat)
         rows = State(state[TOKEN], state[LENGTH], state[COUNT], state[LIMIT], state[STOPS:])
-        texts = None if self.lanes is None else Texts(self.lanes.history, self.lanes.written, state[LANE])
+        texts = (
+            None
+            if self.lanes is None
+            else Texts(self.lanes.history, self.lanes.written, state[LANE])
+        )
         accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
 
     def _draft(self, size: int, depth: int, drafter: str) -> None:
         """Makes drafts for rows 0..size-1, and leaves them where `_step` reads them."""
         assert self.lanes is not None
-        state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
+        state = self.device_rows.state[:, :size]
+        drafts = self.drafts[:size, :depth]
         length = state[LENGTH]
         most = state[LIMIT] - state[COUNT] - 1
         if self.guesser is not None and drafter == self.guesser.name:
@@ -563,9 +672,12 @@ class GraphRunner(Runner):
 
     # ---- prompts
 
-    def _prefill(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _prefill(
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Feeds the tokens of the chunks in one packed forward; their forks draw from the same logits."""
-        n, table = len(chunks), self.cache.table[running : running + len(chunks)]
+        n = len(chunks)
+        table = self.cache.table[running : running + len(chunks)]
         if key := self.prefill.key(chunks):
             self.captures.capture([key])
             self.prefill.tell(chunks, table, key[0])
@@ -579,7 +691,9 @@ class GraphRunner(Runner):
         logits = self.network.head.narrow_logits(hidden[last])
         if source:
             fork_rows(self.cache, self.rows, running + n, source)
-            (asked,) = to_device(self.device, np.array([*range(n), *(row - running for row in source)]))
+            (asked,) = to_device(
+                self.device, np.array([*range(n), *(row - running for row in source)])
+            )
             logits = logits[asked]
         return self._draw(logits, slice(running, self.rows.size))
 
@@ -587,7 +701,9 @@ class GraphRunner(Runner):
         """Draws a token for each row of `part` by the host's columns."""
         rows = self.rows
         if rows.picky[part].any():
-            token, log_prob = sample(logits, rows.draws_of(part), *to_device(self.device, rows.count[part]))
+            token, log_prob = sample(
+                logits, rows.draws_of(part), *to_device(self.device, rows.count[part])
+            )
         else:
             bits = rows.temperature[part].astype(np.float32).view(np.int32)
             keys, count, heat = to_device(self.device, rows.keys[:, part], rows.count[part], bits)

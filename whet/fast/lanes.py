@@ -36,10 +36,15 @@ class DeviceRows:
         lines = STOPS + MOST_STOPS
         self.device = device
         self.state = torch.zeros(lines, most, dtype=torch.int32, device=device)
-        self.table = torch.full((most, width), spare, dtype=torch.int32, device=device)  # pages of each row
+        # pages of each row
+        self.table = torch.full((most, width), spare, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
-        self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._tables = [torch.full((most, width), spare, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._states = [
+            torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
+        ]
+        self._tables = [
+            torch.full((most, width), spare, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
+        ]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
 
     def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
@@ -47,7 +52,13 @@ class DeviceRows:
         staged = self._next(self._states)
         state = staged.numpy()
         state[LENGTH] = -1
-        columns: tuple[np.ndarray, ...] = (rows.token, rows.length, rows.count, rows.limit, rows.lane)
+        columns: tuple[np.ndarray, ...] = (
+            rows.token,
+            rows.length,
+            rows.count,
+            rows.limit,
+            rows.lane,
+        )
         for line, column in zip((TOKEN, LENGTH, COUNT, LIMIT, LANE), columns, strict=True):
             state[line, :running] = column[:running]
         state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
@@ -87,7 +98,9 @@ def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return row, torch.where(active, length, 0), length + 1
 
 
-def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fed_with_drafts(
+    state: Tensor, drafts: Tensor, numbers: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `fed`, for the newest token and K drafts [B, K]: ids, row and position [B (K + 1)], keys [B]. A draft of -1 is
     fed as padding, so that a row may have fewer than the others."""
     new = drafts.shape[1] + 1
@@ -107,7 +120,8 @@ class Lanes:
         self.device = device
         self.history = torch.zeros(count, context + 1, dtype=torch.int32, device=device)
         self.written = torch.zeros(count, dtype=torch.int32, device=device)
-        self.of = torch.full((count,), -1, dtype=torch.int32, device=device)  # the number of each text's prompt
+        # the number of each text's prompt
+        self.of = torch.full((count,), -1, dtype=torch.int32, device=device)
         # Lanes of the same prompt, the newest first. A lane that was taken over since has another number in `of`.
         self.siblings = torch.full((count, SIBLINGS), -1, dtype=torch.int32, device=device)
         self.lane: dict[int, int] = {}  # lanes of flights under way, by arrival
@@ -126,9 +140,14 @@ class Lanes:
         known = np.array([flight.known for flight in flights])
         texts = np.zeros((len(flights), known.max()), np.int32)
         for row, flight in zip(texts, flights, strict=True):
-            row[: flight.prompt.size], row[flight.prompt.size : flight.known] = flight.prompt, flight.trace.ids
+            row[: flight.prompt.size], row[flight.prompt.size : flight.known] = (
+                flight.prompt,
+                flight.trace.ids,
+            )
         siblings = self._related({flight.request.prompt_id for flight in flights})
-        lane, written, text, *related = to_device(self.device, np.array(lanes), known, texts, *siblings)
+        lane, written, text, *related = to_device(
+            self.device, np.array(lanes), known, texts, *siblings
+        )
         index = lane.long()
         self.history[index, : text.shape[1]] = text
         self.written[index] = written
@@ -142,7 +161,11 @@ class Lanes:
     def forget(self) -> None:
         """Makes texts of rollouts that have ended siblings of none."""
         self.of.fill_(-1)
-        self._relate(*to_device(self.device, *self._related({self._prompt[lane] for lane in self.lane.values()})))
+        self._relate(
+            *to_device(
+                self.device, *self._related({self._prompt[lane] for lane in self.lane.values()})
+            )
+        )
 
     def newest(self, state: Tensor) -> None:
         """Appends the newest tokens of rows, `DeviceRows.state` as the host has just uploaded it: they were drawn
@@ -169,12 +192,14 @@ class Lanes:
         """Takes the next lane in turn that no flight uses: there are at least two for each row."""
         while self._used[self._turn]:
             self._turn = (self._turn + 1) % self._used.size
-        lane, self._turn = self._turn, (self._turn + 1) % self._used.size
+        lane = self._turn
+        self._turn = (self._turn + 1) % self._used.size
         if (before := self._prompt.get(lane)) is not None:
             self._family[before].remove(lane)
             if not self._family[before]:
                 del self._family[before], self._number[before]
-        self._prompt[lane], self._used[lane] = prompt, True
+        self._prompt[lane] = prompt
+        self._used[lane] = True
         if prompt not in self._family:
             self._family[prompt] = []
             self._number[prompt] = self._numbers = self._numbers + 1
@@ -186,7 +211,9 @@ class Lanes:
         lanes = [lane for prompt in prompts for lane in self._family[prompt] if self._used[lane]]
         siblings = np.full((len(lanes), SIBLINGS), -1, np.int32)
         for row, lane in zip(siblings, lanes, strict=True):
-            others = [other for other in reversed(self._family[self._prompt[lane]]) if other != lane][:SIBLINGS]
+            others = [
+                other for other in reversed(self._family[self._prompt[lane]]) if other != lane
+            ][:SIBLINGS]
             row[: len(others)] = others
         numbers = [self._number[self._prompt[lane]] for lane in lanes]
         return np.array(lanes, np.int32), siblings, np.array(numbers, np.int32)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # a part of whet runs without torch
     from whet.learn.samples import Sample
 
 T = TypeVar("T")
-Lesson = Sequence[tuple[Sequence[int], Sequence[int]]]  # pairs of (prompt ids, response ids), one update
+# pairs of (prompt ids, response ids), one update
+Lesson = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 class Trainer(Protocol):
@@ -37,7 +38,12 @@ class Trainer(Protocol):
         """The entropy at each token of these rollouts; only of those on which the last step trained in this process."""
 
     def warm_start(
-        self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+        self,
+        batches: Iterable[Lesson],
+        *,
+        steps: int,
+        lr: float,
+        on_step: Callable[[int, float], None],
     ) -> None:
         """Train on worked solutions before the first step; the engine must be told of the new weights."""
 
@@ -57,7 +63,8 @@ class Trainer(Protocol):
 class Team:
     """One learner by itself; `whet.cluster.ranks.Ranks` is a team of processes."""
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the team. All members give tensors of the same shapes."""
@@ -108,7 +115,8 @@ def spread(costs: Mapping[int, int], count: int) -> dict[int, int]:
     >>> spread({7: 5, 8: 2, 9: 2, 4: 9}, 2)
     {7: 0, 8: 1, 9: 1, 4: 1}
     """
-    load, places = [0] * count, dict[int, int]()
+    load = [0] * count
+    places = dict[int, int]()
     for one, cost in costs.items():
         places[one] = load.index(min(load))
         load[places[one]] += cost

@@ -87,18 +87,27 @@ def save_checkpoint(
         if tokenizer is not None:
             tokenizer.save_pretrained(tmp)
         for name, table in arrays.items():
-            assert not any(a.dtype.hasobject for a in table.values()), f"{name}.npz: objects would need pickle"
+            assert not any(a.dtype.hasobject for a in table.values()), (
+                f"{name}.npz: objects would need pickle"
+            )
             np.savez(tmp / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
         for name, state in states.items():
             (tmp / STATE / f"{name}.json").write_text(json.dumps(state))
         if beside is not None:
             beside(tmp)
-        names = sorted(file.relative_to(tmp).as_posix() for file in tmp.rglob("*") if file.is_file())
-        listed = {n: {"size": (tmp / n).stat().st_size, "sha256": sha} for n, sha in _hashes(tmp, names).items()}
+        names = sorted(
+            file.relative_to(tmp).as_posix() for file in tmp.rglob("*") if file.is_file()
+        )
+        listed = {
+            n: {"size": (tmp / n).stat().st_size, "sha256": sha}
+            for n, sha in _hashes(tmp, names).items()
+        }
         (tmp / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1))
 
 
-def write_weights(folder: Path, model: PreTrainedModel | None, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+def write_weights(
+    folder: Path, model: PreTrainedModel | None, tensors: Mapping[str, Mapping[str, Tensor]]
+) -> None:
     """What a checkpoint holds of a model and its learner, into a folder that is being prepared."""
     if model is not None:
         _write_model(model, folder)
@@ -119,7 +128,8 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
     else:
         # transformers refuses to save generation settings that it calls inconsistent; many published models have such
         # settings, so they are written below as they are.
-        plain, dtype = GenerationConfig(), model.config.dtype
+        plain = GenerationConfig()
+        dtype = model.config.dtype
         restored = changed((model, "generation_config", plain), (model.config, "dtype", dtype))
         with restored, no_progress_bars():
             model.save_pretrained(folder)
@@ -133,7 +143,8 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     taken = 0
     for name, tensor in sorted(plain.items(), key=lambda item: item[1].data_ptr()):
-        if tensor.data_ptr() < taken:  # safetensors refuses tensors that share memory, as tied weights do
+        # safetensors refuses tensors that share memory, as tied weights do
+        if tensor.data_ptr() < taken:
             plain[name] = tensor.to("cpu", copy=True)
         taken = max(taken, tensor.data_ptr() + tensor.nbytes)
     save_file(plain, path)
@@ -150,9 +161,13 @@ def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read arrays and states now, tensors on access. The files are trusted: `verify_checkpoint` checks them."""
-    tensors, arrays, states = dict[str, TensorFile](), {}, {}
+    tensors = dict[str, TensorFile]()
+    arrays = {}
+    states = {}
     try:
-        for path in (folder / name for name in _read_manifest(folder) if Path(name).parent == Path(STATE)):
+        for path in (
+            folder / name for name in _read_manifest(folder) if Path(name).parent == Path(STATE)
+        ):
             if path.suffix == ".safetensors":
                 tensors[path.stem] = TensorFile(path)
             elif path.suffix == ".npz":
@@ -202,13 +217,19 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{MANIFEST} is missing, so it was never finished")
-    version, listed = 0, None
+    version = 0
+    listed = None
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
         manifest = json.loads(path.read_bytes())
         version = int(manifest["format"])
-        listed = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        listed = {
+            name: (int(entry["size"]), str(entry["sha256"]))
+            for name, entry in manifest["files"].items()
+        }
     if version > FORMAT:
-        raise ValueError(f"it was written by a newer whet (format {version}, this one reads up to {FORMAT})")
+        raise ValueError(
+            f"it was written by a newer whet (format {version}, this one reads up to {FORMAT})"
+        )
     if listed is None:
         raise ValueError(f"{MANIFEST} is unreadable")
     return listed
@@ -233,9 +254,12 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
                 raise WhetError(f"The weights in {folder} are those of another model: {shapes}.")
             live[name].copy_(tensor)
             reached.add(live[name].data_ptr())
-    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in reached]  # tied weights are saved once
+    # tied weights are saved once
+    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in reached]
     if missing:
-        raise WhetError(f"The weights in {folder} are those of another model: {missing[0]} is not among them.")
+        raise WhetError(
+            f"The weights in {folder} are those of another model: {missing[0]} is not among them."
+        )
 
 
 def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -258,7 +282,9 @@ def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, T
     # undo that: a second model in main memory, in the widest type of the live one, so that every copy is exact.
     widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
     with no_progress_bars():
-        twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
+        twin = type(model).from_pretrained(
+            folder, dtype=widest, use_safetensors=True, local_files_only=True
+        )
     if twin.state_dict().keys() != names:
         raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
     yield from twin.state_dict().items()

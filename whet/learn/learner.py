@@ -32,11 +32,21 @@ from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate, part_of
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
 from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
-from whet.model.packing import Pack, Pair, check_packing, hidden_states, idle_pack, make_packs, packed_attention, upload
+from whet.model.packing import (
+    Pack,
+    Pair,
+    check_packing,
+    hidden_states,
+    idle_pack,
+    make_packs,
+    packed_attention,
+    upload,
+)
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
-STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # what a checkpoint keeps
+# what a checkpoint keeps
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")
 PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
@@ -100,7 +110,8 @@ class _Terms(NamedTuple):
 class Learner:
     """Trains `model` in place, one batch at a time; `learn/base.py` says what its methods are for."""
 
-    can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
+    # signals per rollout that a curriculum may ask for
+    can_signal: frozenset[str] = frozenset({"score"})
 
     def __init__(
         self,
@@ -118,20 +129,27 @@ class Learner:
         self.config = config
         self.version = self.skipped = self.skipped_in_row = self.ooms = 0
         self.updates = 0  # optimiser steps taken: the learning rate warms up by them
-        self.scored_s = 0.0  # seconds of the last step for log-probs under the old policy and the reference
+        # seconds of the last step for log-probs under the old policy and the reference
+        self.scored_s = 0.0
         self.pack_tokens = config.pack_tokens
         self.share = True  # prompts that several responses of a pack have are fed once
         self.device = model.device
         self.share_of_state = share
-        self.optimizer = self._optimizer(weight_decay=config.weight_decay, grad_clip=config.grad_clip)
+        self.optimizer = self._optimizer(
+            weight_decay=config.weight_decay, grad_clip=config.grad_clip
+        )
         self.team = team or Team()
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
-        self._aggregate = self._estimator.aggregate if config.aggregate == "published" else config.aggregate
+        self._aggregate = (
+            self._estimator.aggregate if config.aggregate == "published" else config.aggregate
+        )
         self._entropies: dict[Key, Tensor] = {}  # by token, of the rollouts of the last step
         self._reference: Any = None
         if config.checkpoint_activations:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         check_packing(self.whole)
         self.passes = passes(model, config)
 
@@ -141,18 +159,23 @@ class Learner:
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         # samples.py turns rewards into advantages and lengths into token weights: one sample per judged rollout.
-        samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
+        samples, signal = make_samples(
+            batch, self._encode, self._estimator, self._aggregate, self.config.overlong
+        )
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
         if batch.reset_optimizer:
             self.optimizer.reset()
         # The reference is made when KL is first used, from the weights of that time.
-        if (kl and self._reference is None) or (self._reference is not None and batch.reset_reference):
+        if (kl and self._reference is None) or (
+            self._reference is not None and batch.reset_reference
+        ):
             self._set_reference(self.optimizer.live)
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
-        self.scored_s, self._entropies = 0.0, {}
+        self.scored_s = 0.0
+        self._entropies = {}
         if samples:
             count = min(batch.minibatches or self.config.minibatches, len(samples))
             metrics = self._learn(samples, _Terms(kl, entropy, scores), count, progress)
@@ -171,9 +194,15 @@ class Learner:
         signals: dict[Key, dict[str, float | np.ndarray]] = {}
         if scores:  # not those of an update that diverges: a curriculum would remember them
             rows = torch.stack(list(scores.values())).float().cpu().numpy()
-            signals = {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
+            signals = {
+                key: {"score": row}
+                for key, row in zip(scores, rows, strict=True)
+                if np.isfinite(row).all()
+            }
         if scores is not None:
-            signals = {key: signal for share in self.team.gather(signals) for key, signal in share.items()}
+            signals = {
+                key: signal for share in self.team.gather(signals) for key, signal in share.items()
+            }
         return Report(metrics=finite, signals=signals)
 
     def entropies(self, keys: Iterable[Key]) -> dict[Key, np.ndarray]:
@@ -193,9 +222,18 @@ class Learner:
             self._within_memory(samples, partial(self._score, self.model, samples))
 
     def warm_start(
-        self, batches: Iterable[Sequence[Pair]], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+        self,
+        batches: Iterable[Sequence[Pair]],
+        *,
+        steps: int,
+        lr: float,
+        on_step: Callable[[int, float], None],
     ) -> None:
-        given: dict[str, Any] = {"pack_tokens": self.config.pack_tokens, "on_step": on_step, "team": self.team}
+        given: dict[str, Any] = {
+            "pack_tokens": self.config.pack_tokens,
+            "on_step": on_step,
+            "team": self.team,
+        }
         warm_start(self.model, batches, steps=steps, lr=lr, optimizer=self._optimizer(), **given)
 
     def _optimizer(self, **settings: Any) -> AdamW:
@@ -239,7 +277,8 @@ class Learner:
             self._set_reference(reference)
         for name in STATE:
             setattr(self, name, state[name])
-        self.pack_tokens = min(self.pack_tokens, self.config.pack_tokens)  # a recipe may have been given smaller ones
+        # a recipe may have been given smaller ones
+        self.pack_tokens = min(self.pack_tokens, self.config.pack_tokens)
 
     # ---- the reference
 
@@ -265,9 +304,13 @@ class Learner:
 
     def _learning_rate(self, progress: float) -> float:
         c = self.config
-        return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
+        return learning_rate(
+            self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule
+        )
 
-    def _learn(self, samples: list[Sample], terms: _Terms, count: int, progress: float) -> dict[str, float]:
+    def _learn(
+        self, samples: list[Sample], terms: _Terms, count: int, progress: float
+    ) -> dict[str, float]:
         """All updates of a batch, cut into `count` parts; a skipped update ends it. Metrics belong to the last pass,
         scores to the weights before the first update."""
         begun = time.perf_counter()
@@ -275,7 +318,9 @@ class Learner:
         parts = [self.team.divide(part) for part in minibatches(samples, count)]
         samples = [sample for part in parts for sample in part]
         if several:
-            old = self._within_memory(samples, partial(self._score, self.model, samples, terms.scores))
+            old = self._within_memory(
+                samples, partial(self._score, self.model, samples, terms.scores)
+            )
             for sample, lp in zip(samples, old, strict=True):
                 sample.old = lp
             terms = terms._replace(scores=None)
@@ -291,7 +336,9 @@ class Learner:
         for _ in range(self.config.updates):
             sums = Sums()
             for part in parts:
-                found = self._together(self._within_memory(part, partial(self._gradient, part, terms)))
+                found = self._together(
+                    self._within_memory(part, partial(self._gradient, part, terms))
+                )
                 norm = self.team.norm(self.optimizer.grad_norm())
                 sums.join(found, 1 / count)
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
@@ -314,7 +361,10 @@ class Learner:
     def _gradient(self, samples: list[Sample], terms: _Terms) -> Sums:
         """Leave the gradient of all samples in the optimiser, pack by pack."""
         sums = Sums()
-        with packed_attention(self.model, self.config.checkpoint_activations), self.passes.layers(self.model):
+        with (
+            packed_attention(self.model, self.config.checkpoint_activations),
+            self.passes.layers(self.model),
+        ):
             packs, idle = self._rounds(samples)
             for pack in packs:
                 loss, metrics = self._loss(pack, [samples[i] for i in pack.members], terms)
@@ -322,7 +372,9 @@ class Learner:
                 self.optimizer.accumulate()  # half-precision gradients are summed in fp32
                 sums.add(loss, metrics)
             for pack in idle:
-                lp, _ = self.passes.log_probs(self.passes.hidden_states(pack), self.model, pack, 1.0)
+                lp, _ = self.passes.log_probs(
+                    self.passes.hidden_states(pack), self.model, pack, 1.0
+                )
                 (0.0 * lp).sum().backward()
                 self.optimizer.accumulate()
         return sums
@@ -340,22 +392,40 @@ class Learner:
             whole.join(share)
         return whole
 
-    def _loss(self, pack: Pack, members: list[Sample], terms: _Terms) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, pack: Pack, members: list[Sample], terms: _Terms
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """(the loss of a pack, metrics with one number per token); see `losses.py` for the formula."""
         # The columns are made before the forward pass is queued: a copy from the host after it could wait for its end.
         rows = [np.concatenate([s.behaviour for s in members])]
-        rows += [np.repeat([getattr(s, name) for s in members], pack.counts) for name in ("advantage", "weight")]
-        behaviour, advantage, weight = upload(rows, self.device, wide_type(head_of(self.model).weight))
-        run, low, high = self.passes.hidden_states, self.config.clip_low, self.config.clip_high
-        lp, entropies = self._forward(self.model, pack, members, run, terms.scores, entropy_grad=terms.entropy != 0.0)
-        for sample, part in zip(members, entropies.detach().clone().split(pack.counts), strict=True):
+        rows += [
+            np.repeat([getattr(s, name) for s in members], pack.counts)
+            for name in ("advantage", "weight")
+        ]
+        behaviour, advantage, weight = upload(
+            rows, self.device, wide_type(head_of(self.model).weight)
+        )
+        run = self.passes.hidden_states
+        low = self.config.clip_low
+        high = self.config.clip_high
+        lp, entropies = self._forward(
+            self.model, pack, members, run, terms.scores, entropy_grad=terms.entropy != 0.0
+        )
+        for sample, part in zip(
+            members, entropies.detach().clone().split(pack.counts), strict=True
+        ):
             self._entropies.setdefault(sample.key, part)
         old = [s.old for s in members if s.old is not None]
         lp_old = torch.cat(old) if old else lp.detach()
         w = importance(lp_old, behaviour)
         surrogate, clipped = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, low, high)
         token_loss = w * surrogate
-        metrics = {"entropy": entropies, "importance": w, "clipped": clipped, "mismatch": (lp_old - behaviour).abs()}
+        metrics = {
+            "entropy": entropies,
+            "importance": w,
+            "clipped": clipped,
+            "mismatch": (lp_old - behaviour).abs(),
+        }
         if reference := [s.reference for s in members if s.reference is not None]:
             metrics["kl"] = k3(lp, torch.cat(reference))
             token_loss = token_loss + terms.kl * metrics["kl"]
@@ -371,14 +441,22 @@ class Learner:
             packs, idle = self._rounds(samples)
             for pack in packs:
                 members = [samples[i] for i in pack.members]
-                lp, _ = self._forward(model, pack, members, partial(self.passes.read, model), scores)
+                lp, _ = self._forward(
+                    model, pack, members, partial(self.passes.read, model), scores
+                )
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
             for pack in idle:
                 self.passes.read(model, pack)
         return [out[i] for i in range(len(samples))]
 
     def _forward(
-        self, model: Any, pack: Pack, members: list[Sample], run: Run, scores: Scores, entropy_grad: bool = False
+        self,
+        model: Any,
+        pack: Pack,
+        members: list[Sample],
+        run: Run,
+        scores: Scores,
+        entropy_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(log-probs, entropies) of the response tokens of a pack. Scores, if wanted, are those of its members."""
         heats = [s.temperature for s in members]
@@ -392,7 +470,9 @@ class Learner:
         return self.passes.log_probs(hidden, model, pack, heat, entropy_grad)
 
     def _packs(self, samples: list[Sample], device: torch.device) -> list[Pack]:
-        return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, device, self.share)
+        return make_packs(
+            [(s.prompt, s.response) for s in samples], self.pack_tokens, device, self.share
+        )
 
     def _rounds(self, samples: list[Sample]) -> tuple[list[Pack], list[Pack]]:
         """The packs of these samples, and those that are run besides where the team makes its passes together."""
@@ -419,7 +499,9 @@ class Learner:
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
                 ways = "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model"
-                raise WhetError(f"A single sequence of {longest} tokens does not fit in memory; {ways}.")
+                raise WhetError(
+                    f"A single sequence of {longest} tokens does not fit in memory; {ways}."
+                )
             largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()
@@ -446,10 +528,13 @@ def warm_start(
     model.eval()
     if optimizer is None:  # a learner has one, and has checked its model
         check_packing(model)
-    optimizer, team = optimizer or AdamW(model), team or Team()
-    loss, step = math.nan, -1
+    optimizer = optimizer or AdamW(model)
+    team = team or Team()
+    loss = math.nan
+    step = -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
-        loss, tokens = 0.0, sum(len(response) for _, response in pairs)
+        loss = 0.0
+        tokens = sum(len(response) for _, response in pairs)
         with packed_attention(model):
             packs = make_packs(pairs[team.rank :: team.size], pack_tokens, model.device)
             idle = [idle_pack(model.device)] * (team.rounds(len(packs)) - len(packs))
@@ -463,14 +548,18 @@ def warm_start(
             loss = sum(add_up(team, optimizer, loss))
         norm = team.norm(optimizer.grad_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
+            raise Diverged(
+                f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}."
+            )
         optimizer.step(warm_start_rate(lr, step, steps), norm)
         if optimizer.divided:
             team.give(optimizer.live, optimizer.owners)
         if on_step is not None:
             on_step(step, loss)
     if step + 1 < steps:
-        raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {step + 1}.")
+        raise WhetError(
+            f"The warm start wants {steps} batches of worked solutions and got {step + 1}."
+        )
     return loss
 
 

@@ -18,7 +18,9 @@ from torch import Tensor
 # Shapes: lp, lp_old, lp_behaviour, lp_reference, advantage: [R], one number per response token of a pack.
 #         owner: [R] int64, the rollout (0, 1, ...) of the pack that a token belongs to.  low, high: clipping bounds.
 
-CAP = 2.0  # largest importance weight of a token: it bounds the variance, at a small bias of the few tokens above it
+# largest importance weight of a token: it bounds the variance, at a small bias of the few tokens
+# above it
+CAP = 2.0
 TokenLoss = tuple[Tensor, Tensor]  # (loss [R], clipped [R] bool)
 Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
 Groups = Sequence[np.ndarray]  # rewards of the judged rollouts of each group, of any size
@@ -31,7 +33,9 @@ Advantage = Callable[[Groups], list[np.ndarray]]
 # equal rewards under REINFORCE++. Subtracting a rounded mean would leave 1e-17, which AdamW turns into a full step.
 
 
-def _zero_without_spread(rewards: np.ndarray, advantage: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _zero_without_spread(
+    rewards: np.ndarray, advantage: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
     r = np.asarray(rewards, np.float64)
     return np.zeros(r.size) if r.size < 2 or r.min() == r.max() else advantage(r)
 
@@ -47,7 +51,10 @@ def rloo(groups: Groups) -> list[np.ndarray]:
     >>> rloo([np.array([1.0, 0.0, 0.0])])[0].tolist()
     [1.0, -0.5, -0.5]
     """
-    return [_zero_without_spread(rewards, lambda r: r - (r.sum() - r) / (r.size - 1)) for rewards in groups]
+    return [
+        _zero_without_spread(rewards, lambda r: r - (r.sum() - r) / (r.size - 1))
+        for rewards in groups
+    ]
 
 
 def grpo(groups: Groups, eps: float = 1e-6) -> list[np.ndarray]:
@@ -56,7 +63,10 @@ def grpo(groups: Groups, eps: float = 1e-6) -> list[np.ndarray]:
     Shao et al. 2024 (DeepSeekMath), section 4.1.2, prints no correction; the sample deviation and eps = 1e-6 are those
     of verl. TRL differs in eps only.
     """
-    return [_zero_without_spread(rewards, lambda r: (r - r.mean()) / (r.std(ddof=1) + eps)) for rewards in groups]
+    return [
+        _zero_without_spread(rewards, lambda r: (r - r.mean()) / (r.std(ddof=1) + eps))
+        for rewards in groups
+    ]
 
 
 def dr_grpo(groups: Groups) -> list[np.ndarray]:
@@ -89,17 +99,23 @@ def overlong_penalty(length: int, limit: int, window: int) -> float:
 # ---- losses
 
 
-def plain(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+def plain(
+    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float
+) -> TokenLoss:
     """-A lp (REINFORCE). Nothing is clipped; more than one update per batch is off-policy without a correction."""
     return -advantage * lp, torch.zeros_like(lp, dtype=torch.bool)
 
 
-def clipped(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+def clipped(
+    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float
+) -> TokenLoss:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r = exp(lp - lp_old) (Schulman et al. 2017; two bounds as in DAPO)."""
     return _clip(torch.exp(lp - lp_old), advantage, low, high)
 
 
-def gspo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+def gspo(
+    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float
+) -> TokenLoss:
     """The clipped surrogate with one ratio per rollout, s = exp(mean over its tokens of lp - lp_old).
 
     Zheng et al. 2025 (GSPO), in the token form of the paper: s_t = stop_grad(s) * exp(lp_t - stop_grad(lp_t)), so that
@@ -113,7 +129,9 @@ def gspo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: floa
     return _clip(torch.exp(lp - lp.detach() + mean[owner]), advantage, low, high)
 
 
-def cispo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+def cispo(
+    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float
+) -> TokenLoss:
     """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient. The paper
     leaves the lower bound open, which is low >= 1 here."""
     ratio = torch.exp(lp - lp_old).detach()
@@ -134,7 +152,10 @@ def k3(lp: Tensor, lp_reference: Tensor) -> Tensor:
 
 
 def token_weights(
-    aggregate: str, lengths: Sequence[np.ndarray], limits: Sequence[np.ndarray], group_weights: Sequence[float | None]
+    aggregate: str,
+    lengths: Sequence[np.ndarray],
+    limits: Sequence[np.ndarray],
+    group_weights: Sequence[float | None],
 ) -> list[np.ndarray]:
     """The weight of a token of each rollout, so that loss = sum over all tokens of weight * token loss.
 

@@ -35,7 +35,11 @@ def learning_rate(step: int, progress: float, *, peak: float, warmup: int, sched
     """
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(max(progress, 0.0), 1.0)
-    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
     return peak * warm * shape[schedule]
 
 
@@ -70,13 +74,22 @@ class AdamW:
         parts of a model that runs in half precision, so they are masters themselves."""
         self.grad_clip, self.divided = grad_clip, share[1] > 1
         self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        places = spread({number: p.numel() for number, p in enumerate(self.live.values())}, share[1])
-        self.owners = dict(zip(self.live, places.values(), strict=True))  # by name, the rank that updates it
+        places = spread(
+            {number: p.numel() for number, p in enumerate(self.live.values())}, share[1]
+        )
+        # by name, the rank that updates it
+        self.owners = dict(zip(self.live, places.values(), strict=True))
         own = {name for name, rank in self.owners.items() if rank == share[0]}
         self._halves = [name for name, p in self.live.items() if p.dtype in _HALF]
-        copies = {name: _master_of(self.live[name], hollow=name not in own) for name in self._halves}
+        copies = {
+            name: _master_of(self.live[name], hollow=name not in own) for name in self._halves
+        }
         # What this process holds of a divided parameter, in the same memory.
-        parts = {n: nn.Parameter(part_of(p, p.detach())) for n, p in self.live.items() if isinstance(p, DTensor)}
+        parts = {
+            n: nn.Parameter(part_of(p, p.detach()))
+            for n, p in self.live.items()
+            if isinstance(p, DTensor)
+        }
         self._parts = list(parts)
         self.masters = {name: (copies | parts).get(name, p) for name, p in self.live.items()}
         self._own = {name: master for name, master in self.masters.items() if name in own}
@@ -86,14 +99,20 @@ class AdamW:
         self._written = {name: self.live[name]._version for name in self._own_halves}
         embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         spared = {name for name, p in self.live.items() if p.ndim < 2 or id(p) in embedded}
-        decayed = {"params": [m for n, m in self._own.items() if n not in spared], "weight_decay": weight_decay}
+        decayed = {
+            "params": [m for n, m in self._own.items() if n not in spared],
+            "weight_decay": weight_decay,
+        }
         others = {"params": [m for n, m in self._own.items() if n in spared], "weight_decay": 0.0}
-        groups = [g for g in (decayed, others) if g["params"]] or [{"params": [nn.Parameter(torch.zeros(1))]}]
+        groups = [g for g in (decayed, others) if g["params"]] or [
+            {"params": [nn.Parameter(torch.zeros(1))]}
+        ]
         self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
 
     def accumulate(self) -> None:
         """After each backward: add half-precision gradients to the fp32 gradients of the masters, and drop them."""
-        first, more = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        first = list[tuple[Tensor, Tensor]]()
+        more = list[tuple[Tensor, Tensor]]()
         for live, master in ((self.live[name], self.masters[name]) for name in self._halves):
             if live.grad is not None:
                 pairs = first if master.grad is None else more
@@ -130,7 +149,9 @@ class AdamW:
         for group in self._adam.param_groups:
             group["lr"] = lr
         if norm > self.grad_clip:
-            torch._foreach_mul_([m.grad for m in self.masters.values() if m.grad is not None], self.grad_clip / norm)
+            torch._foreach_mul_(
+                [m.grad for m in self.masters.values() if m.grad is not None], self.grad_clip / norm
+            )
         self._adam.step()
         self.zero_grad()
         self._write_live()
@@ -146,12 +167,18 @@ class AdamW:
     def master_tensors(self) -> dict[str, Tensor]:
         """Masters that are not the live weights themselves. Those of a divided parameter, and moments, are DTensors."""
         self._follow_live()
-        return {n: _like(self.live[n], self.masters[n].detach()) for n in self._kept if n in self._own}
+        return {
+            n: _like(self.live[n], self.masters[n].detach()) for n in self._kept if n in self._own
+        }
 
     def moment_tensors(self) -> dict[str, Tensor]:
         """exp_avg, exp_avg_sq and step of each parameter that was updated, as "exp_avg.NAME"."""
         states = {n: self._adam.state.get(m, {}) for n, m in self._own.items()}
-        return {f"{part}.{n}": _like(self.live[n], t) for n, state in states.items() for part, t in state.items()}
+        return {
+            f"{part}.{n}": _like(self.live[n], t)
+            for n, state in states.items()
+            for part, t in state.items()
+        }
 
     @torch.no_grad()
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
@@ -166,9 +193,13 @@ class AdamW:
         for key, tensor in moments.items():
             part, _, name = key.partition(".")
             if name not in self.masters:
-                raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
+                raise WhetError(
+                    f"The checkpoint's optimiser holds {name}, which this model does not train."
+                )
             if (master := self._own.get(name)) is not None:
-                self._adam.state[master][part] = part_of(self.live[name], tensor).to(master.device, copy=True)
+                self._adam.state[master][part] = part_of(self.live[name], tensor).to(
+                    master.device, copy=True
+                )
         self._write_live()
 
     @torch.no_grad()
@@ -210,4 +241,6 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor) or not part.ndim:
         return part
     sizes: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
-    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False, **sizes)
+    return DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, **sizes
+    )

@@ -34,7 +34,8 @@ class Sample:
     temperature: float
     advantage: float
     weight: float  # weight of each of its tokens in the loss of the batch
-    old: Tensor | None = None  # [R] log-probs under the policy before the first update; None if the batch takes one
+    # [R] log-probs under the policy before the first update; None if the batch takes one
+    old: Tensor | None = None
     # optimiser step: the current pass gives them
     reference: Tensor | None = None  # [R] log-probs under the reference
 
@@ -58,22 +59,29 @@ def make_samples(
     weights = token_weights(aggregate, lengths, limits, [group.weight for group in batch.groups])
     samples = []
     for group, rollouts, a, w in zip(batch.groups, judged, advantages, weights, strict=True):
-        prompt = np.asarray(encode(group.prompt_id), np.int64) if rollouts else np.empty(0, np.int64)
+        prompt = (
+            np.asarray(encode(group.prompt_id), np.int64) if rollouts else np.empty(0, np.int64)
+        )
         samples += [_sample(r, prompt, float(a[i]), float(w[i])) for i, r in enumerate(rollouts)]
     return samples, sum(bool(a.any()) for a in advantages)
 
 
 def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: float) -> Sample:
-    trace, how = rollout.trace, rollout.sampling
+    trace = rollout.trace
+    how = rollout.sampling
     if trace is None:
-        raise WhetError(f"Rollout {rollout.key} comes without its trace; the learner needs token ids and log-probs.")
+        raise WhetError(
+            f"Rollout {rollout.key} comes without its trace; the learner needs token ids and log-probs."
+        )
     assert len(trace.ids) == rollout.length == len(trace.log_probs)
     if how.temperature <= 0 or how.top_k > 0 or how.top_p < 1:
         raise WhetError(
             f"Rollout {rollout.key} was drawn at temperature {how.temperature}, top_k {how.top_k}, top_p {how.top_p}; "
             "training needs a temperature above 0, top_k 0 and top_p 1."
         )
-    return Sample(rollout.key, prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight)
+    return Sample(
+        rollout.key, prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight
+    )
 
 
 def minibatches(samples: list[Sample], count: int) -> list[list[Sample]]:
@@ -102,14 +110,22 @@ class Sums:
         self.loss = self.loss + share * other.loss
         self.tokens += other.tokens
         self.mismatch_max = torch.clamp(torch.as_tensor(other.mismatch_max), min=self.mismatch_max)
-        self.totals |= {name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()}
+        self.totals |= {
+            name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()
+        }
 
     def as_numbers(self) -> Sums:
         """The same off the device, so that it can be sent."""
         totals = {name: total.double().cpu() for name, total in self.totals.items()}
-        return Sums(float(self.loss), torch.as_tensor(self.mismatch_max).double().cpu(), totals, self.tokens)
+        return Sums(
+            float(self.loss), torch.as_tensor(self.mismatch_max).double().cpu(), totals, self.tokens
+        )
 
     def metrics(self) -> dict[str, float]:
         means = {f"learn/{name}": float(total) / self.tokens for name, total in self.totals.items()}
         means["learn/importance_mean"] = means.pop("learn/importance")
-        return {"learn/loss": float(self.loss), "learn/mismatch_max": float(self.mismatch_max), **means}
+        return {
+            "learn/loss": float(self.loss),
+            "learn/mismatch_max": float(self.mismatch_max),
+            **means,
+        }

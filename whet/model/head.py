@@ -38,7 +38,11 @@ class Head:
 
     def to(self, dtype: torch.dtype) -> Head:
         """The same with weights of another type."""
-        return replace(self, weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
+        return replace(
+            self,
+            weight=self.weight.to(dtype),
+            bias=None if self.bias is None else self.bias.to(dtype),
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, or in fp64 for an fp64 model."""
@@ -88,13 +92,20 @@ def head_of(model: Any) -> Head:
 
 
 def log_probs(
-    hidden: Tensor, head: Head, targets: Tensor, temperature: Heat = 1.0, entropy_grad: bool = False, chunk: int = CHUNK
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    temperature: Heat = 1.0,
+    entropy_grad: bool = False,
+    chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64). The entropy
     has a gradient only with `entropy_grad`. No tensor is larger than `chunk` logits, or those of one token."""
     rows = max(1, chunk // head.weight.shape[0])
     if hidden.shape[0] <= rows:
-        return _score(linear(hidden, head.weight, head.bias), targets, temperature, head, entropy_grad)
+        return _score(
+            linear(hidden, head.weight, head.bias), targets, temperature, head, entropy_grad
+        )
     job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
     lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
@@ -127,7 +138,13 @@ def _score(
 
 
 def _gradient(
-    product: Tensor, targets: Tensor, heat: Heat, head: Head, of_lp: Tensor, of_entropy: Tensor | None, *_: Tensor
+    product: Tensor,
+    targets: Tensor,
+    heat: Heat,
+    head: Head,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+    *_: Tensor,
 ) -> Tensor:
     """d lp / dz = onehot - p and dH / dz = -p (log p + H) in the logits z, then back to the product by autograd."""
     product.requires_grad_()
@@ -142,16 +159,24 @@ def _gradient(
         entropy = -(p * log_p).sum(-1, keepdim=True)
         of_logits = -p * (of_lp[:, None] + of_entropy[:, None] * (log_p + entropy))
     of_logits.scatter_add_(-1, targets[:, None], of_lp[:, None])
-    return of_logits if finished is product else torch.autograd.grad(finished, product, of_logits)[0]
+    return (
+        of_logits if finished is product else torch.autograd.grad(finished, product, of_logits)[0]
+    )
 
 
 class Chunked(torch.autograd.Function):
     """Scores chunk by chunk; only a few numbers per token are kept of a chunk."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: HeadJob) -> tuple[Tensor, Tensor]:
-        ctx.parts = [slice(start, start + job.rows) for start in range(0, hidden.shape[0], job.rows)]
-        scores = [job.score(linear(hidden[part], weight, bias), *job.inputs(part)) for part in ctx.parts]
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: HeadJob
+    ) -> tuple[Tensor, Tensor]:
+        ctx.parts = [
+            slice(start, start + job.rows) for start in range(0, hidden.shape[0], job.rows)
+        ]
+        scores = [
+            job.score(linear(hidden[part], weight, bias), *job.inputs(part)) for part in ctx.parts
+        ]
         lp, entropy, *kept = (torch.cat(values) for values in zip(*scores, strict=True))
         ctx.save_for_backward(hidden, weight, bias, entropy, *kept)
         ctx.job = job
@@ -163,8 +188,13 @@ class Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *kept = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
-        wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
-        of_weight, of_bias = (None if t is None else torch.zeros_like(t, dtype=wide_type(t)) for t in wanted)
+        wanted = [
+            t if need else None
+            for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        ]
+        of_weight, of_bias = (
+            None if t is None else torch.zeros_like(t, dtype=wide_type(t)) for t in wanted
+        )
         for part in ctx.parts:
             product = linear(hidden[part], weight, bias)
             of_scores = grads[0][part], grads[1][part] if ctx.job.entropy_grad else None
@@ -175,12 +205,21 @@ class Chunked(torch.autograd.Function):
                 of_weight += of_product.T @ hidden[part]
             if of_bias is not None:
                 of_bias += of_product.sum(0)
-        return of_hidden, *(None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias)), None
+        return (
+            of_hidden,
+            *(None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias)),
+            None,
+        )
 
 
 @torch.no_grad()
 def score_sums(
-    hidden: Tensor, head: Head, targets: Tensor, counts: Sequence[int], temperature: Heat = 1.0, chunk: int = CHUNK
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    counts: Sequence[int],
+    temperature: Heat = 1.0,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """[responses, width]: s = sum over the tokens of a response of d log-prob / d hidden, in fp32 (fp64 for fp64).
 
@@ -190,18 +229,27 @@ def score_sums(
     nothing larger than the chunk is made.
     """
     sums = torch.zeros(len(counts), hidden.shape[1], dtype=wide_type(hidden), device=hidden.device)
-    rows, ends = max(1, chunk // head.weight.shape[0]), list(accumulate(counts))
+    rows = max(1, chunk // head.weight.shape[0])
+    ends = list(accumulate(counts))
     for start in range(0, ends[-1] if ends else 0, rows):
         part = slice(start, min(start + rows, ends[-1]))
         product = linear(hidden[part], head.weight, head.bias).to(sums.dtype)
-        of_lp, heat = product.new_ones(len(product)), _pick(temperature, part)
+        of_lp = product.new_ones(len(product))
+        heat = _pick(temperature, part)
         gradient = _gradient(product, targets[part], heat, head, of_lp, None)
-        first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop)  # the responses of this chunk
-        tokens = [end - begin for begin, end in pairwise([part.start, *ends[first:last], part.stop])]
+        # the responses of this chunk
+        first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop)
+        tokens = [
+            end - begin for begin, end in pairwise([part.start, *ends[first:last], part.stop])
+        ]
         of_logits = torch.stack([piece.sum(0) for piece in gradient.split(tokens)])
         sums[first : last + 1] += of_logits.to(head.weight.dtype) @ head.weight
     return sums
 
 
 def _pick(temperature: Heat, part: slice) -> Heat:
-    return temperature[part] if isinstance(temperature, Tensor) and len(temperature) > 1 else temperature
+    return (
+        temperature[part]
+        if isinstance(temperature, Tensor) and len(temperature) > 1
+        else temperature
+    )

@@ -19,7 +19,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.initialization import no_init_weights
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as hf_logging
@@ -27,7 +33,14 @@ from transformers.utils import logging as hf_logging
 from whet import config
 from whet.errors import WhetError
 from whet.model.head import head_of
-from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora
+from whet.model.lora import (
+    add_lora,
+    base_name,
+    check_adapter,
+    check_lora,
+    is_peft_folder,
+    load_lora,
+)
 from whet.model.names import HUB_NAME, find_folder, refuse_incomplete
 from whet.model.twin import kv_shapes, refuse_unsupported
 
@@ -53,7 +66,9 @@ def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
         tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1]
+    )
 
 
 def tiny_model(
@@ -84,7 +99,8 @@ def tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    for parameter in model.parameters():  # not model.to(dtype): the rotary buffer stays float32, as in a loaded model
+    # not model.to(dtype): the rotary buffer stays float32, as in a loaded model
+    for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
@@ -115,7 +131,11 @@ def resolve_model(name: str) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with contextlib.suppress(LocalEntryNotFoundError, ValueError):
-        cached = Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES, local_files_only=True))
+        cached = Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=HUB_FILES, local_files_only=True
+            )
+        )
         if _is_whole(cached):
             return cached
     try:
@@ -137,7 +157,9 @@ def _hub_sentence(error: Exception, name: str, repo: str) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repo} has no such revision as {name.partition('@')[2] or 'main'}."
     if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | httpx.TransportError):
-        unreachable = f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached"
+        unreachable = (
+            f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached"
+        )
         return f"{unreachable}; run `hf download {repo}` where there is a network."
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()
@@ -145,15 +167,21 @@ def _hub_sentence(error: Exception, name: str, repo: str) -> str:
 
 def locate_model(name: str) -> Place:
     """The weights and adapters that a name stands for, each checked to be there."""
-    folder, adapter = resolve_model(name), None
+    folder = resolve_model(name)
+    adapter = None
     if is_peft_folder(folder):
-        adapter, name = folder, base_name(folder)
+        adapter = folder
+        name = base_name(folder)
         try:
             folder = resolve_model(name)
         except WhetError as error:
-            raise WhetError(f"The adapter in {adapter} stands on {name}, which is not to be had: {error}") from error
+            raise WhetError(
+                f"The adapter in {adapter} stands on {name}, which is not to be had: {error}"
+            ) from error
         if is_peft_folder(folder):
-            raise WhetError(f"The adapter in {adapter} stands on another adapter, {name}; merge that one first.")
+            raise WhetError(
+                f"The adapter in {adapter} stands on another adapter, {name}; merge that one first."
+            )
     refuse_incomplete(folder)
     hub = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
     return Place(folder, f"{hub[1]}@{folder.name}" if hub else str(folder.resolve()), adapter)
@@ -166,7 +194,9 @@ def _is_whole(folder: Path) -> bool:
     wanted = ["config.json", "tokenizer_config.json"]
     index = folder / "model.safetensors.index.json"
     try:
-        wanted += set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
+        wanted += (
+            set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
+        )
     except (ValueError, LookupError, AttributeError):
         return False
     return all((folder / file).is_file() for file in wanted) and any(folder.glob("*.safetensors"))
@@ -178,20 +208,27 @@ def _is_whole(folder: Path) -> bool:
 def check_model(settings: config.Model) -> PreTrainedModel | None:
     """The network without weights, or None for the tiny one. Raises one sentence if it cannot be found or trained."""
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise WhetError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".')
+        raise WhetError(
+            'model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".'
+        )
     if settings.name == "tiny":
-        hidden, heads = settings.hidden, settings.heads
+        hidden = settings.hidden
+        heads = settings.heads
         if hidden % heads or hidden // heads % 2:
-            raise WhetError(f"model.hidden = {hidden} must be model.heads = {heads} times an even head size.")
+            raise WhetError(
+                f"model.hidden = {hidden} must be model.heads = {heads} times an even head size."
+            )
         if settings.lora.rank:
             sentence = 'model.name = "tiny" has no trained weights to adapt; set model.lora.rank = 0 or name a model.'
             raise WhetError(sentence)
         return None
     place = locate_model(settings.name)
-    skeleton, lora = build_skeleton(place.folder), settings.lora
+    skeleton = build_skeleton(place.folder)
+    lora = settings.lora
     if place.adapter is not None:
         stored = check_adapter(skeleton, place.adapter)
-        rank, alpha = stored.get("r"), stored.get("lora_alpha")
+        rank = stored.get("r")
+        alpha = stored.get("lora_alpha")
         if lora.rank and (lora.rank, lora.alpha) != (rank, alpha):
             raise WhetError(
                 f"model.lora.rank = {lora.rank} and alpha = {lora.alpha:g}, but the adapter in {place.adapter} has "
@@ -207,7 +244,9 @@ def build_skeleton(folder: Path) -> PreTrainedModel:
     with _one_sentence(folder), torch.device("meta"), no_init_weights():
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         if getattr(settings, "quantization_config", None):
-            raise WhetError(f"{folder} holds quantised weights, which cannot be trained; give their original model.")
+            raise WhetError(
+                f"{folder} holds quantised weights, which cannot be trained; give their original model."
+            )
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
         model.tie_weights()  # no_init_weights leaves a tied head untied
     refuse_unsupported(model)
@@ -244,12 +283,18 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
 
 
 def load_model(
-    settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
+    settings: config.Model,
+    *,
+    vocab_size: int,
+    context: int,
+    seed: int,
+    checked: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
     """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's. `checked`:
     what `check_model` has given for these settings, where it was called before."""
     network = checked or check_model(settings)
-    dtype, device = getattr(torch, settings.dtype), pick_device(settings)
+    dtype = getattr(torch, settings.dtype)
+    device = pick_device(settings)
     model: Any
     if settings.name == "tiny" or network is None:
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
@@ -258,7 +303,9 @@ def load_model(
     place = locate_model(settings.name)
     limit = getattr(network.config, "max_position_embeddings", None)
     if limit is not None and context > limit:
-        raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {settings.name}.")
+        raise WhetError(
+            f"rollout.context = {context} is more than the {limit} positions of {settings.name}."
+        )
     model = load_weights(place.folder, dtype)
     if place.adapter is not None:
         load_lora(model, place.adapter)
@@ -285,11 +332,16 @@ def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     with _one_sentence(folder):
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         # The default attention of transformers silently leaves out the soft-cap of Gemma 2.
-        own = {"attn_implementation": "eager"} if getattr(settings, "attn_logit_softcapping", None) else {}
+        own = (
+            {"attn_implementation": "eager"}
+            if getattr(settings, "attn_logit_softcapping", None)
+            else {}
+        )
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **own, **LOCAL
         )
-    if lacking := sorted(info["missing_keys"]):  # transformers would continue with random numbers instead
+    # transformers would continue with random numbers instead
+    if lacking := sorted(info["missing_keys"]):
         raise WhetError(f"The weights in {folder} are not whole: {lacking[0]} is not among them.")
     return model
 

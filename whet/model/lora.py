@@ -29,13 +29,35 @@ WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "default"
 _PREFIX = "base_model.model."  # peft writes names as its own wrapper would see them
 # The values that plain LoRA has for these keys of an adapter's config; other values train or change more than A and B.
-_PLAIN = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": (True, False, "gaussian", None)}
+_PLAIN = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, "gaussian", None),
+}
 # Keys that may have any value. All others (DoRA, extra modules, later variants) must be off.
-_FREE = frozenset([
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
-])  # fmt: skip
+_FREE = frozenset(
+    [
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    ]
+)
 
 
 def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
@@ -45,7 +67,9 @@ def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    layers = [
+        n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head
+    ]
     known = sorted({name.rpartition(".")[2] for name in layers})
     targets = sorted(settings.targets or known)
     for target in targets:
@@ -54,7 +78,9 @@ def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
             raise WhetError(f"{named} whet adapts neither embeddings nor the head; leave it out.")
         if not any(_matches(name, [target]) for name in layers):
             near = ", ".join(difflib.get_close_matches(target, known, n=3, cutoff=0.4) or known)
-            raise WhetError(f"{named} {type(model).__name__} has no such linear layer; nearest are {near}.")
+            raise WhetError(
+                f"{named} {type(model).__name__} has no such linear layer; nearest are {near}."
+            )
     return targets
 
 
@@ -64,7 +90,9 @@ def check_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     stored = read_adapter(folder)
     targets = stored.get("target_modules") or []
     if any(_matches(name, targets) for name in _ends(model)):
-        raise WhetError(f"The adapter in {folder} adapts the embeddings or the head, which whet does not support.")
+        raise WhetError(
+            f"The adapter in {folder} adapts the embeddings or the head, which whet does not support."
+        )
     return stored
 
 
@@ -78,7 +106,11 @@ def need_peft() -> None:
 def _ends(model: PreTrainedModel) -> list[str]:
     """Names of the embeddings and the head."""
     head = model.get_output_embeddings()
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Embedding) or module is head]
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or module is head
+    ]
 
 
 def _matches(name: str, targets: str | list[str]) -> bool:
@@ -120,7 +152,9 @@ def load_lora(model: PreTrainedModel, folder: Path) -> None:
         _inject(model, plan, base, seed=0)
     except (ValueError, TypeError) as error:
         sentence = str(error).strip().splitlines()[0]
-        raise WhetError(f"The adapter in {folder} does not fit {type(model).__name__}: {sentence}") from error
+        raise WhetError(
+            f"The adapter in {folder} does not fit {type(model).__name__}: {sentence}"
+        ) from error
     load_adapter_weights(model, folder)
 
 
@@ -130,7 +164,8 @@ def _inject(model: PreTrainedModel, plan: Any, base: str, seed: int) -> None:
         model.add_adapter(plan, ADAPTER)
     plan.base_model_name_or_path = base  # add_adapter writes its own
     if isinstance(plan.target_modules, set):
-        plan.target_modules = sorted(plan.target_modules)  # so that the same adapter is the same file
+        # so that the same adapter is the same file
+        plan.target_modules = sorted(plan.target_modules)
 
 
 @torch.no_grad()
@@ -140,13 +175,17 @@ def load_adapter_weights(model: PreTrainedModel, folder: Path) -> None:
 
     if not (folder / WEIGHTS).is_file():
         raise WhetError(f"{folder} holds no {WEIGHTS}.")
-    saved, live = load_file(folder / WEIGHTS), dict(adapter_tensors(model))
+    saved = load_file(folder / WEIGHTS)
+    live = dict(adapter_tensors(model))
     other = f"The adapters in {folder} are those of another model"
     if odd := sorted(saved.keys() ^ live.keys()):
-        raise WhetError(f"{other}: {odd[0]} is {'missing there' if odd[0] in live else 'unknown to this model'}.")
+        raise WhetError(
+            f"{other}: {odd[0]} is {'missing there' if odd[0] in live else 'unknown to this model'}."
+        )
     for name, tensor in live.items():  # all are checked before the first is written
         if tensor.shape != saved[name].shape:
-            there, here = tuple(saved[name].shape), tuple(tensor.shape)
+            there = tuple(saved[name].shape)
+            here = tuple(tensor.shape)
             raise WhetError(f"{other}: {name} is {there} there and {here} in the model.")
     for name, tensor in live.items():
         tensor.copy_(saved[name])
@@ -195,19 +234,26 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     try:
         stored = json.loads((folder / CONFIG).read_bytes())
         odd = [key for key, plain in _PLAIN.items() if stored.get(key) not in plain]
-        odd += [key for key, value in stored.items() if value and key not in _FREE and key not in _PLAIN]
+        odd += [
+            key for key, value in stored.items() if value and key not in _FREE and key not in _PLAIN
+        ]
         base = stored.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise WhetError(f"{folder / CONFIG} is unreadable: {error}.") from error
     if odd:
-        raise WhetError(f"The adapter in {folder} has {odd[0]} = {stored.get(odd[0])!r}; whet knows plain LoRA only.")
+        raise WhetError(
+            f"The adapter in {folder} has {odd[0]} = {stored.get(odd[0])!r}; whet knows plain LoRA only."
+        )
     if not isinstance(base, str) or not base:
-        raise WhetError(f"{folder / CONFIG} names no base_model_name_or_path; write the base model's name there.")
+        raise WhetError(
+            f"{folder / CONFIG} names no base_model_name_or_path; write the base model's name there."
+        )
     return stored
 
 
 def base_name(folder: Path) -> str:
     """The base model that a peft folder names, in the form of `model.name`."""
     stored = read_adapter(folder)
-    base, revision = stored["base_model_name_or_path"], stored.get("revision")
+    base = stored["base_model_name_or_path"]
+    revision = stored.get("revision")
     return f"{base}@{revision}" if revision and not Path(base).is_dir() else base

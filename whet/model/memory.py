@@ -26,10 +26,12 @@ from whet.model.twin import GRAPHED, PAGE, PREFILL, kv_shapes
 
 CONTEXT = 4096  # tokens of prompt and response together, where neither recipe nor data says it
 SPARE = 0.1  # share of the free memory that is left to the allocator and other programs
-BUFFER = 200_000  # tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers in bfloat16
+# tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers in bfloat16
+BUFFER = 200_000
 RANK = 16  # rank of the adapters that are proposed where a full training does not fit
 
-Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
+# (what was looked at, what was found, whether whet can work with it)
+Finding = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +39,45 @@ class ModelShape:
     """The sizes of a network that determine its memory, in elements."""
 
     parameters: int  # a tied weight counts once
-    adapted: int  # inputs + outputs, summed over the linear layers that LoRA would adapt: parameters per rank
+    # inputs + outputs, summed over the linear layers that LoRA would adapt: parameters per rank
+    adapted: int
     layers: int
     hidden: int
     inner: int  # width of the feed-forward layers
     heads: int
     query: int  # width of the queries of a layer, all heads together
-    cached: int  # keys and values that a token leaves in the cache, all layers together, those with a window too
+    # keys and values that a token leaves in the cache, all layers together, those with a window too
+    cached: int
     vocab: int
-    softcap: bool  # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
+    # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
+    softcap: bool
     flash: bool  # the flash kernel has this attention: not soft-capped, heads of 8, 16, ... 256
     ends: int = 0  # of the parameters, those outside the layers: embedding, last norm, head
 
 
 def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
     """The shape of a Hugging Face causal model, best on the meta device. `targets` is model.lora.targets."""
-    settings, kv, head = model.config, kv_shapes(model), model.get_output_embeddings()
-    heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
-    linear = [(f".{name}", m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    inside = {p for m in model.modules() if isinstance(m, GradientCheckpointingLayer) for p in m.parameters()}
-    adapted = [m for name, m in linear if not targets or any(name.endswith(f".{target}") for target in targets)]
+    settings = model.config
+    kv = kv_shapes(model)
+    head = model.get_output_embeddings()
+    heads = settings.num_attention_heads
+    softcap = getattr(settings, "attn_logit_softcapping", None) is not None
+    linear = [
+        (f".{name}", m)
+        for name, m in model.named_modules()
+        if isinstance(m, nn.Linear) and m is not head
+    ]
+    inside = {
+        p
+        for m in model.modules()
+        if isinstance(m, GradientCheckpointingLayer)
+        for p in m.parameters()
+    }
+    adapted = [
+        m
+        for name, m in linear
+        if not targets or any(name.endswith(f".{target}") for target in targets)
+    ]
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         adapted=sum(sum(layer.weight.shape) for layer in adapted),
@@ -68,7 +89,8 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
         cached=sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in kv),
         vocab=head.weight.shape[0],
         softcap=softcap,
-        flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
+        flash=not softcap
+        and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
         ends=sum(p.numel() for p in model.parameters() if p not in inside),
     )
 
@@ -129,7 +151,11 @@ class MemoryPlan:
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of everything that exists at the peak, largest first."""
-        left_out = {"decoding"} if self.learning >= self.decoding else {"gradients", "activations", "logits"}
+        left_out = (
+            {"decoding"}
+            if self.learning >= self.decoding
+            else {"gradients", "activations", "logits"}
+        )
         sizes = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in left_out]
         return sorted(((name, size) for name, size in sizes if size), key=lambda item: -item[1])
 
@@ -139,9 +165,11 @@ class Room:
     """How a plan is laid out on one device."""
 
     plan: MemoryPlan  # with the cache as it will be
-    pages: int  # size of the pool, as in rollout.pages: fewer than in the recipe where those do not fit
+    # size of the pool, as in rollout.pages: fewer than in the recipe where those do not fit
+    pages: int
     release: bool  # the memory of the cache is lent to the learner during its step
-    within: int | None = None  # bytes that were free for it; the plan needs more where nothing helped
+    # bytes that were free for it; the plan needs more where nothing helped
+    within: int | None = None
 
     @property
     def total(self) -> int:
@@ -170,7 +198,8 @@ class Footprint:
     """What a training takes of one device. `whet doctor`, the dry run and the start of a run all read this one."""
 
     shape: ModelShape
-    settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
+    # with rollout.context set, and rollout.graphs only where graphs can run
+    settings: config.Config
     device: torch.device
     flash: bool  # whether updates run on the flash kernel, see `whet.model.packing`
     processes: int = 1  # that train together, with a device each
@@ -194,8 +223,11 @@ class Footprint:
     @property
     def cached(self) -> int:
         """Bytes that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own."""
-        shape, eagle = self.shape, "eagle" in self.settings.draft.drafters
-        return (shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)) * self.size
+        shape = self.shape
+        eagle = "eagle" in self.settings.draft.drafters
+        return (
+            shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
+        ) * self.size
 
     @property
     def pack_tokens(self) -> int:
@@ -214,14 +246,22 @@ class Footprint:
         and 1/P of masters (of every type), moments, gradients (n w), frozen weights and the reference (all N b); beside
         them, what is whole for a moment, see `gathered`.
         """
-        shape, size, learn, rollout = self.shape, self.size, self.settings.learn, self.settings.rollout
-        wide, half = max(4, size), size < 4
+        shape = self.shape
+        size = self.size
+        learn = self.settings.learn
+        rollout = self.settings.rollout
+        wide = max(4, size)
+        half = size < 4
         adapters = self.settings.model.lora.rank * shape.adapted
         trained = adapters or shape.parameters
         pages, page = pool_of(rollout)
         activations = self.activations()
         captured = self.flash and half and learn.compile and not learn.checkpoint_activations
-        captured = captured and not self.full and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
+        captured = (
+            captured
+            and not self.full
+            and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
+        )
         graphs = drafter = 0
         if rollout.graphs:
             # One pool for all graphs, an estimate: 18 bytes per logit of the largest batch (measured: 226 MiB for
@@ -231,13 +271,17 @@ class Footprint:
         if "eagle" in self.settings.draft.drafters:
             # One layer and the map into it, in use (b bytes) and with the trainer in fp32 (weights, two moments, a
             # gradient); and the hidden states that the drafter learns from. vLLM's does not learn.
-            h, kv, learns = shape.hidden, shape.cached // shape.layers, rollout.engine == "native"
+            h = shape.hidden
+            kv = shape.cached // shape.layers
+            learns = rollout.engine == "native"
             drafter = 2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner
             drafter = drafter * (size + 16 * learns) + learns * BUFFER * h * size
         weights = (shape.parameters + adapters) * size
-        reference, gradients = trained * size, trained * (wide + size if half else wide)
+        reference = trained * size
+        gradients = trained * (wide + size if half else wide)
         if self.full:
-            reference, gradients = weights // self.shares, trained * wide // self.shares + self.gathered()
+            reference = weights // self.shares
+            gradients = trained * wide // self.shares + self.gathered()
         plan = MemoryPlan(
             weights=weights * (2 if self.settings.rollout.engine == "vllm" else 1)
             + (shape.parameters * size // self.shares if self.full and adapters else 0),
@@ -255,18 +299,37 @@ class Footprint:
             decoding=self.decoding(rollout.slots, PREFILL),
         )
         if self.role == "worker":
-            return replace(plan, masters=0, moments=0, reference=0, replays=0, gradients=0, activations=0, logits=0)
+            return replace(
+                plan,
+                masters=0,
+                moments=0,
+                reference=0,
+                replays=0,
+                gradients=0,
+                activations=0,
+                logits=0,
+            )
         if self.role == "learner":  # what is trained lies there twice: workers get it from the copy
-            return replace(plan, weights=plan.weights + trained * size, cache=0, graphs=0, drafter=0, decoding=0)
+            return replace(
+                plan,
+                weights=plan.weights + trained * size,
+                cache=0,
+                graphs=0,
+                drafter=0,
+                decoding=0,
+            )
         return plan
 
     def gathered(self) -> int:
         """An estimate of what is whole on a GPU during a pass with learn.shard = "full": the weights outside the layers
         and those of two layers, one of which is gathered ahead; and, without adapters, the gradients of the former and
         of a layer, as they come and widened to be summed."""
-        shape, size = self.shape, self.size
+        shape = self.shape
+        size = self.size
         layer = (shape.parameters - shape.ends) // shape.layers
-        slopes = 0 if self.settings.model.lora.rank else (shape.ends + layer) * (size + max(4, size))
+        slopes = (
+            0 if self.settings.model.lora.rank else (shape.ends + layer) * (size + max(4, size))
+        )
         return (shape.ends + 2 * layer) * size + slopes
 
     def activations(self) -> int:
@@ -277,19 +340,25 @@ class Footprint:
         and four times the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies).
         With checkpoint_activations the layers keep only their input, and one layer at a time keeps all of this.
         """
-        shape, size = self.shape, self.size
+        shape = self.shape
+        size = self.size
         wide = max(4, size)
         norms = 2 * shape.hidden * (wide + 2 * size)
-        attention = (2 * shape.query + shape.cached // shape.layers if self.flash else 5 * shape.query) * size
+        attention = (
+            2 * shape.query + shape.cached // shape.layers if self.flash else 5 * shape.query
+        ) * size
         scores = 2 * shape.heads * self.settings.rollout.context * wide if shape.softcap else 0
         layer = norms + attention + scores + 4 * shape.inner * size
         again = self.settings.learn.checkpoint_activations
-        return self.pack_tokens * (shape.layers * shape.hidden * size + layer if again else shape.layers * layer)
+        return self.pack_tokens * (
+            shape.layers * shape.hidden * size + layer if again else shape.layers * layer
+        )
 
     def decoding(self, slots: int, wave: int) -> int:
         """An estimate. Graphs: the tensors of one layer for the prompts of one prefill, `wave` tokens. Plain calls:
         keys and values of one layer in fp32, the scores twice, six fp32 copies of the logits (noise)."""
-        shape, rollout = self.shape, self.settings.rollout
+        shape = self.shape
+        rollout = self.settings.rollout
         if rollout.graphs:
             return wave * self.size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
         attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
@@ -304,7 +373,9 @@ class Footprint:
         continue over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots
         cannot become fewer and stay as they are. On a CPU, or where no limit is known, the plan stays as it is.
         """
-        whole, r, lendable = self.plan(), self.settings.rollout, not self.settings.runs_on
+        whole = self.plan()
+        r = self.settings.rollout
+        lendable = not self.settings.runs_on
         if within is None or self.device.type != "cuda":
             return Room(plan=whole, pages=r.pages, release=False)
         if whole.total > within:
@@ -317,7 +388,9 @@ class Footprint:
         fitting = (within - (whole.resident - whole.cache) - beside) // (page * self.cached) - 1
         pages = max(-(-r.context // page), min(fitting, most))
         fewer = replace(whole, cache=(pages + 1) * page * self.cached)
-        return Room(plan=fewer, pages=pages, release=lendable and fewer.total > within, within=within)
+        return Room(
+            plan=fewer, pages=pages, release=lendable and fewer.total > within, within=within
+        )
 
     def least(self) -> int:
         """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so. One sequence per
@@ -338,10 +411,14 @@ class Footprint:
         def halves(value: int, least: int) -> list[int]:
             return [value >> n for n in range(1, value.bit_length()) if value >> n >= least]
 
-        s, before = self.settings, self.lay_out(within).total
+        s = self.settings
+        before = self.lay_out(within).total
         shards = ["none", "optimizer", "full"][: 2 if s.rollout.engine == "vllm" else 3]
         choices: list[tuple[str, list[Any]]] = [
-            ("learn.shard", shards[shards.index(s.learn.shard) + 1 :] if self.processes > 1 else []),
+            (
+                "learn.shard",
+                shards[shards.index(s.learn.shard) + 1 :] if self.processes > 1 else [],
+            ),
             ("learn.pack_tokens", halves(s.learn.pack_tokens, max(16, s.rollout.context))),
             ("rollout.slots", halves(s.rollout.slots, 1)),
             ("learn.checkpoint_activations", [True]),
@@ -351,8 +428,13 @@ class Footprint:
         ]
         found: list[tuple[str, int]] = []
         for path, values in choices:
-            changed = [replace(self, settings=_change(s, path, value)).lay_out(within) for value in values]
-            ways = [(f"{path} = {json.dumps(v)}", room.total) for v, room in zip(values, changed, strict=True)]
+            changed = [
+                replace(self, settings=_change(s, path, value)).lay_out(within) for value in values
+            ]
+            ways = [
+                (f"{path} = {json.dumps(v)}", room.total)
+                for v, room in zip(values, changed, strict=True)
+            ]
             found += [way for way in ways if way[1] <= within][:1] or ways[-1:]
         found = [way for way in found if way[1] < before]
         return [way for way in found if way[1] <= within] or sorted(found, key=lambda way: way[1])
@@ -365,11 +447,26 @@ class Footprint:
             return "fast path: updates run on flash attention over packed sequences"
         dtype = self.settings.model.dtype
         whys = (
-            (self.device.type == "cpu", "on a CPU, good for small models and for trying things out"),
-            (self.shape.softcap, "soft-capped attention has no flash kernel: sequences are padded, their scores kept"),
-            (not self.shape.flash, "the flash kernel does not take heads of this size, so sequences are padded"),
-            (dtype != "bfloat16", f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'),
-            (True, "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"),
+            (
+                self.device.type == "cpu",
+                "on a CPU, good for small models and for trying things out",
+            ),
+            (
+                self.shape.softcap,
+                "soft-capped attention has no flash kernel: sequences are padded, their scores kept",
+            ),
+            (
+                not self.shape.flash,
+                "the flash kernel does not take heads of this size, so sequences are padded",
+            ),
+            (
+                dtype != "bfloat16",
+                f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"',
+            ),
+            (
+                True,
+                "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded",
+            ),
         )
         return "slow path: " + next(why for holds, why in whys if holds)
 
@@ -379,9 +476,15 @@ class Footprint:
         room = self.lay_out(within)
         lines: list[Finding] = [("memory", line, True) for line in self.memory_lines(room)]
         if free is None or within is None:
-            return [*lines, ("fits", "unknown: this system does not say how much memory is free", True)]
+            return [
+                *lines,
+                ("fits", "unknown: this system does not say how much memory is free", True),
+            ]
         if room.total <= within:
-            return [*lines, ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True)]
+            return [
+                *lines,
+                ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True),
+            ]
         return [*lines, ("fits", f"no: {self._lacking(room.total, within)}", False)]
 
     def room(self, free: int) -> Room:
@@ -389,13 +492,17 @@ class Footprint:
         within = int(free * (1 - SPARE))
         laid = self.lay_out(within)
         if self.least() > free:
-            raise WhetError(f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}.")
+            raise WhetError(
+                f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}."
+            )
         return laid
 
     def memory_lines(self, room: Room) -> list[str]:
         """How memory is divided at the peak, and what is done where it would not suffice."""
         r = self.settings.rollout
-        parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
+        parts = " + ".join(
+            f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts()
+        )
         work = f"{r.slots:,} rollouts of {r.context:,} tokens and packs of {self.settings.learn.pack_tokens:,}"
         lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
         if room.release:
@@ -416,9 +523,12 @@ class Footprint:
 
     def _lacking(self, wanted: int, within: int) -> str:
         """How much is missing, and the settings that would help."""
-        lacking, ways = _excess(wanted, within), self.ways_to_fit(within)
+        lacking = _excess(wanted, within)
+        ways = self.ways_to_fit(within)
         if not ways:
-            return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
+            return (
+                f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
+            )
         if ways[0][1] <= within:
             return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
         helpful = ", ".join(f"{text} (to {bytes_text(left)})" for text, left in ways[:4])
@@ -438,9 +548,12 @@ WORDS = {
 }
 
 
-def size_up(network: Any, settings: config.Config, device: torch.device, *, graphs: bool) -> Footprint:
+def size_up(
+    network: Any, settings: config.Config, device: torch.device, *, graphs: bool
+) -> Footprint:
     """What training this network, which has no weights, takes of a device; `graphs`: whether graphs can run there."""
-    model, r = settings.model, settings.rollout
+    model = settings.model
+    r = settings.rollout
     if is_peft_folder(folder := Path(model.name).expanduser()):
         found = read_adapter(folder)
         targets = found["target_modules"]
@@ -449,7 +562,9 @@ def size_up(network: Any, settings: config.Config, device: torch.device, *, grap
     positions = getattr(network.config, "max_position_embeddings", None) or CONTEXT
     context = r.context or min(CONTEXT, positions)
     if context > positions:
-        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {model.name}.")
+        raise WhetError(
+            f"rollout.context = {context} is more than the {positions} positions of {model.name}."
+        )
     shape = measure(network, model.lora.targets)
     flash = shape.flash and model.dtype == "bfloat16" and has_flash(device)
     rollout = r.model_copy(update={"context": context, "graphs": r.graphs and graphs})
@@ -460,7 +575,9 @@ def size_up(network: Any, settings: config.Config, device: torch.device, *, grap
 def _change(settings: Any, path: str, value: Any) -> Any:
     """The settings with another value for one of them, named as in a recipe."""
     name, _, rest = path.partition(".")
-    return settings.model_copy(update={name: _change(getattr(settings, name), rest, value) if rest else value})
+    return settings.model_copy(
+        update={name: _change(getattr(settings, name), rest, value) if rest else value}
+    )
 
 
 def bytes_text(number: float) -> str:
@@ -481,10 +598,12 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     available = _field("/proc/meminfo", "MemAvailable:")
     free = None if available is None else 1024 * available
-    limit, used = _field("/sys/fs/cgroup/memory.max"), _field("/sys/fs/cgroup/memory.current")
+    limit = _field("/sys/fs/cgroup/memory.max")
+    used = _field("/sys/fs/cgroup/memory.current")
     if limit is None or used is None:
         return free
-    cached = _field("/sys/fs/cgroup/memory.stat", "inactive_file") or 0  # file pages, which the system gives up first
+    # file pages, which the system gives up first
+    cached = _field("/sys/fs/cgroup/memory.stat", "inactive_file") or 0
     left = max(0, limit - used + cached)
     return left if free is None else min(free, left)
 

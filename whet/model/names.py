@@ -31,7 +31,9 @@ def refuse_incomplete(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
     if not any(folder.glob("*.safetensors")):
-        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+        raise WhetError(
+            f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again."
+        )
 
 
 def check_name(name: str) -> None:

@@ -24,14 +24,16 @@ MASK64 = (1 << 64) - 1
 GOLDEN64 = 0x9E3779B97F4A7C15
 STEP = (0x9E3779B9, 0x85EBCA6B)
 TOKEN = 0xC2B2AE35
-MUL1, MUL2 = 0x7FEB352D, 0x846CA68B
+MUL1 = 0x7FEB352D
+MUL2 = 0x846CA68B
 
 
 def row_key(seed: int, evaluation: bool, group_id: int, index: int) -> tuple[int, int]:
     """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds)."""
     state = 0
     for word in (seed, int(evaluation), group_id, index):
-        x = ((state ^ (word & MASK64)) + GOLDEN64) & MASK64  # the output function of Vigna's splitmix64
+        # the output function of Vigna's splitmix64
+        x = ((state ^ (word & MASK64)) + GOLDEN64) & MASK64
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
         state = x ^ (x >> 31)

@@ -26,8 +26,12 @@ from torch import Tensor
 #     starts int32 [B + 1]            row i's queries are starts[i] .. starts[i + 1]
 
 # Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x).
-FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-ALIGNED = 64  # numbers, 256 bytes: each uploaded array begins there, since kernels are compiled for such addresses
+FAMILIES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+# numbers, 256 bytes: each uploaded array begins there, since kernels are compiled for such
+# addresses
+ALIGNED = 64
 FOLD = 1024  # spans of work that are kept as events before they are summed up
 
 
@@ -61,7 +65,9 @@ def paged_attention(
         if not new or not total:
             continue
         pages = table[row, : -(-total // page)].long()
-        k, v = (kv[pages].transpose(0, 1).flatten(1, 2)[:, :total].to(exact) for kv in (keys, values))
+        k, v = (
+            kv[pages].transpose(0, 1).flatten(1, 2)[:, :total].to(exact) for kv in (keys, values)
+        )
         q = query[mine].to(exact).view(new, kv_heads, heads // kv_heads, -1)
         scores = torch.einsum("qhgd,hnd->qhgn", q, k) * scaling
         if softcap is not None:
@@ -79,7 +85,8 @@ def visible(total: int, new: int, window: int | None, device: torch.device) -> T
     >>> visible(4, 2, 2, torch.device("cpu")).int().tolist()
     [[0, 1, 1, 0], [0, 0, 1, 1]]
     """
-    key, place = torch.arange(total, device=device), torch.arange(total - new, total, device=device)[:, None]
+    key = torch.arange(total, device=device)
+    place = torch.arange(total - new, total, device=device)[:, None]
     seen = key <= place
     return seen if window is None else seen & (place - key < window)
 
@@ -108,18 +115,28 @@ def rope_write(
     """
     query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
     if q_norm is not None and k_norm is not None:
-        query, key = rms_norm(query, q_norm, eps), rms_norm(key, k_norm, eps)
+        query = rms_norm(query, q_norm, eps)
+        key = rms_norm(key, k_norm, eps)
     write_kv(_rotate(key, cos, sin), value, keys, values, table, row, position)
     return _rotate(query, cos, sin)
 
 
 def write_kv(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
 ) -> None:
     """Writes key [T, K, d] and value [T, K, dv] to the pages of their rows."""
-    padding, size = row < 0, keys.shape[2]
+    padding = row < 0
+    size = keys.shape[2]
     position = position.masked_fill(padding, 0).long()
-    page = table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
+    page = (
+        table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
+    )
     keys[page, :, position % size] = key
     values[page, :, position % size] = value
 
@@ -127,7 +144,8 @@ def write_kv(
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, H, d] turned in its first r numbers, pairs r / 2 apart: transformers' half-split convention."""
     rotary = cos.shape[-1]
-    turned, rest = x[..., :rotary], x[..., rotary:]
+    turned = x[..., :rotary]
+    rest = x[..., rotary:]
     first, second = turned.chunk(2, -1)
     turned = turned * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
     return torch.cat((turned, rest), -1)
@@ -157,11 +175,15 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     for the host. A copy from pinned memory takes its turn behind that work."""
     ends = list(accumulate(-(-array.size // ALIGNED) * ALIGNED for array in arrays))
     packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-    numbers, starts = packed.numpy(), [0, *ends[:-1]]
+    numbers = packed.numpy()
+    starts = [0, *ends[:-1]]
     for start, array in zip(starts, arrays, strict=True):
         numbers[start : start + array.size] = array.ravel()
-    there = packed.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
-    return [there[start : start + a.size].view(a.shape) for start, a in zip(starts, arrays, strict=True)]
+    # torch keeps the pinned memory until the copy is done
+    there = packed.to(device, non_blocking=True)
+    return [
+        there[start : start + a.size].view(a.shape) for start, a in zip(starts, arrays, strict=True)
+    ]
 
 
 class DeviceMeter:
@@ -183,7 +205,8 @@ class DeviceMeter:
         if not self.on:
             yield
             return
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         begin.record()
         yield
         end.record()
@@ -194,7 +217,8 @@ class DeviceMeter:
     def seconds(self) -> float | None:
         """Seconds of work since the last call, once all of it is done; None where there is no GPU."""
         self._fold()
-        total, self._folded = self._folded, 0.0
+        total = self._folded
+        self._folded = 0.0
         return total if self.on else None
 
     def _fold(self) -> None:

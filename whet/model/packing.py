@@ -29,22 +29,27 @@ from whet.errors import WhetError
 from whet.model.head import head_of, wide_type
 from whet.model.ops import visible
 from whet.model.twin import changed, sharing_copy
-from whet.model.wide import WIDE, Wide
+from whet.model.wide import WIDE, Wide, spread_ids
 
 # Shapes: T tokens fed for a pack (a shared prompt once), N sequences, C keys (a shared prompt once per sequence),
 #         R response tokens, H heads of queries or of keys and values, d size of a head.
 
 NAME = "whet_packed"
 APART = "whet_packed_apart"  # the same attention, kept out of the graph of a compiled layer
-_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_GQA: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
 _REFUSED = ("s_aux", "position_bias")  # attention sinks and score biases, which are not done here
-_FULLNESS = 0.75  # a sequence below this share of the longest one starts a new bucket: padding against calls
-_WORTH = 0.9  # share of the tokens that may remain where prompts are fed once, to be worth the copies
+# a sequence below this share of the longest one starts a new bucket: padding against calls
+_FULLNESS = 0.75
+# share of the tokens that may remain where prompts are fed once, to be worth the copies
+_WORTH = 0.9
 _ASIDE = 1024  # rows that take the gradients of unused copies
 
 Device = torch.device | str
 Pair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # (prompt ids, response ids)
-Options = tuple[float | None, int | None, float | None]  # (scaling, sliding window, soft-cap) of attention scores
+# (scaling, sliding window, soft-cap) of attention scores
+Options = tuple[float | None, int | None, float | None]
 
 
 # ---- copies of rows: the keys and values of a prompt, once for each response that continues it
@@ -72,7 +77,9 @@ def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
 
 
 copy_rows.register_fake(lambda x, rows: x.new_empty((rows.shape[0], *x.shape[1:])))
-sum_copies.register_fake(lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format))
+sum_copies.register_fake(
+    lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format)
+)
 copy_rows.register_autograd(
     lambda ctx, gradient: (sum_copies(gradient.contiguous(), *reversed(ctx.saved_tensors)), None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
@@ -106,7 +113,9 @@ class Padding:
             if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
                 runs.append([])
             runs[-1].append(n)
-        places = [ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
+        places = [
+            ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs
+        ]
         rows = [torch.as_tensor(place).to(self._device) for place in places]
         return tuple(Bucket(len(run), run[0], at) for run, at in zip(runs, rows, strict=True))
 
@@ -117,14 +126,17 @@ class Keys:
 
     rows: Tensor  # [C]: which token of the pack each key is, sequence after sequence
     starts: Tensor  # int32 [N + 1]: where the keys of each sequence begin
-    own: Tensor  # [T]: where each token of the pack stands among the keys; a shared one, in the first sequence
+    # [T]: where each token of the pack stands among the keys; a shared one, in the first sequence
+    own: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
     """Where the sequences of a pack lie, in the form that attention needs."""
 
-    starts: Tensor  # int32 [N + 1]: where the fed tokens of each sequence begin; a shared prompt counts to the first
+    # int32 [N + 1]: where the fed tokens of each sequence begin; a shared prompt counts to the
+    # first
+    starts: Tensor
     longest: int  # tokens of the longest sequence, its prompt included
     flash: bool  # the device has the flash kernel: decided here, since a compiled layer cannot ask
     padding: Padding
@@ -132,20 +144,39 @@ class Boundaries:
 
 
 def attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, packed: Boundaries, **rest: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    packed: Boundaries,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls: [1, H, T, d] in, [1, T, H, d] out. Causal within each sequence."""
     unknown = [name for name in _REFUSED if rest.get(name) is not None]
     if unknown or attention_mask is not None or rest.get("dropout"):
-        what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
-        raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
-    scaling, window, softcap = rest.get("scaling"), rest.get("sliding_window"), rest.get("softcap")
+        what = (
+            unknown[0]
+            if unknown
+            else "a mask of its own"
+            if attention_mask is not None
+            else "dropout"
+        )
+        raise WhetError(
+            f"{type(module).__name__} attends with {what}, which packed training does not support."
+        )
+    scaling = rest.get("scaling")
+    window = rest.get("sliding_window")
+    softcap = rest.get("softcap")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if not packed.flash or not can_varlen(q, v, softcap):
         return _reference(q, k, v, packed, (scaling, window, softcap))[None], None
     key_starts = packed.starts
-    if packed.keys is not None:  # queries and keys are aligned at their ends, so a prompt may have keys only
-        k, v, key_starts = copy_rows(k, packed.keys.rows), copy_rows(v, packed.keys.rows), packed.keys.starts
+    # queries and keys are aligned at their ends, so a prompt may have keys only
+    if packed.keys is not None:
+        k = copy_rows(k, packed.keys.rows)
+        v = copy_rows(v, packed.keys.rows)
+        key_starts = packed.keys.starts
     sizes = packed.starts, key_starts, packed.longest, packed.longest
     reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
     out = varlen_attn(q, k, v, *sizes, scale=scaling, window_size=(reach, 0), **_GQA)
@@ -187,7 +218,9 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     tokens = [bucket.rows.numel() for bucket in packed.padding.buckets]
-    parts = zip(packed.padding.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True)
+    parts = zip(
+        packed.padding.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True
+    )
     out = [_attend_padded(*part, how) for part in parts]
     whole = out[0] if len(out) == 1 else torch.cat(out)
     return whole if keys is None else whole.index_select(0, keys.own)
@@ -198,10 +231,14 @@ def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: Options
 
     def pad(x: Tensor) -> Tensor:
         """[tokens, H, d] -> [sequences, H, longest, d]."""
-        rows = x.new_zeros(bucket.sequences * bucket.longest, *x.shape[1:]).index_copy(0, bucket.rows, x)
+        rows = x.new_zeros(bucket.sequences * bucket.longest, *x.shape[1:]).index_copy(
+            0, bucket.rows, x
+        )
         return rows.unflatten(0, (bucket.sequences, bucket.longest)).transpose(1, 2)
 
-    q, k, v = pad(q), pad(k), pad(v)
+    q = pad(q)
+    k = pad(k)
+    v = pad(v)
     scaling, window, softcap = how
     plain = softcap is None and (window is None or window >= bucket.longest)
     mask = None if plain else visible(bucket.longest, bucket.longest, window, q.device)
@@ -223,7 +260,8 @@ class Pack:
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
     boundaries: Boundaries
-    predict: Tensor  # [R]: the positions whose hidden states predict the response tokens, member after member
+    # [R]: the positions whose hidden states predict the response tokens, member after member
+    predict: Tensor
     targets: Tensor  # [R]: the response tokens
     owner: Tensor  # [R]: the member (0, 1, ...) that a response token belongs to
 
@@ -247,17 +285,23 @@ def _cut(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list
     return pieces
 
 
-def make_packs(pairs: Sequence[Pair], budget: int, device: Device = "cpu", share: bool = False) -> list[Pack]:
+def make_packs(
+    pairs: Sequence[Pair], budget: int, device: Device = "cpu", share: bool = False
+) -> list[Pack]:
     """Pack the prompt and response of each pair; neither may be empty. share: equal prompts of a pack are fed once."""
     if any(len(prompt) == 0 or len(response) == 0 for prompt, response in pairs):
-        raise WhetError("A sequence to train on has an empty prompt or response; give every prompt at least one token.")
+        raise WhetError(
+            "A sequence to train on has an empty prompt or response; give every prompt at least one token."
+        )
     lengths = [len(prompt) + len(response) - 1 for prompt, response in pairs]
     if share:
         packs = divide_families(pairs, budget)
         prompts = sum(len(pairs[family[0]][0]) for families in packs for family in families)
         if prompts + sum(len(response) - 1 for _, response in pairs) < _WORTH * sum(lengths):
             return [_make_pack(pairs, families, device) for families in packs]
-    return [_make_pack(pairs, [[i] for i in members], device) for members in divide(lengths, budget)]
+    return [
+        _make_pack(pairs, [[i] for i in members], device) for members in divide(lengths, budget)
+    ]
 
 
 def idle_pack(device: Device) -> Pack:
@@ -277,11 +321,14 @@ def divide_families(pairs: Sequence[Pair], budget: int) -> list[list[list[int]]]
     found: dict[bytes, list[int]] = {}
     before: Sequence[int] | np.ndarray | None = None
     for i, (prompt, _) in enumerate(pairs):
-        if prompt is not before:  # the responses of a group mostly come together and have one prompt object
-            before, spelling = prompt, np.asarray(prompt, np.int64).tobytes()
+        # the responses of a group mostly come together and have one prompt object
+        if prompt is not before:
+            before = prompt
+            spelling = np.asarray(prompt, np.int64).tobytes()
         found.setdefault(spelling, []).append(i)
     own = [len(response) - 1 for _, response in pairs]
-    families, costs = list[list[int]](), list[int]()
+    families = list[list[int]]()
+    costs = list[int]()
     for members in found.values():
         prompt_cost = len(pairs[members[0]][0])
         pieces = _cut(members, own, budget - prompt_cost)
@@ -301,9 +348,13 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device)
     base = starts[:-1][first][np.cumsum(first) - 1]  # where the prompt of each member begins
     own = starts[:-1] + np.where(first, prompts, 0)  # where its own tokens begin
     predict = np.repeat(own - 1, counts) + ranges(counts)
-    predict[np.cumsum(counts) - counts] = base + prompts - 1  # a first response token follows the (shared) prompt
+    # a first response token follows the (shared) prompt
+    predict[np.cumsum(counts) - counts] = base + prompts - 1
     lengths = prompts + counts - 1
-    pieces = [(pairs[i][0] if new else (), pairs[i][1][:-1]) for i, new in zip(members, first, strict=True)]
+    pieces = [
+        (pairs[i][0] if new else (), pairs[i][1][:-1])
+        for i, new in zip(members, first, strict=True)
+    ]
     arrays = [
         np.concatenate([part for piece in pieces for part in piece]),
         ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
@@ -313,9 +364,12 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device)
         np.repeat(np.arange(len(members)), counts),
     ]
     if not first.all():
-        ends, place = np.cumsum(lengths), ranges(lengths)
+        ends = np.cumsum(lengths)
+        place = ranges(lengths)
         shared = place < np.repeat(prompts, lengths)
-        arrays.append(np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place)
+        arrays.append(
+            np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
+        )
         arrays.append(np.concatenate([[0], ends]))
         arrays.append(ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed))
     ids, position, begins, predicting, targets, owner, *copies = upload(arrays, device)
@@ -326,7 +380,9 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device)
     return Pack(*sizes, ids[None], position[None], boundaries, predicting, targets, owner)
 
 
-def upload(arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
+def upload(
+    arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = torch.int64
+) -> list[Tensor]:
     """Copy the arrays to the device in one transfer: each alone costs a launch, and waits until the GPU is idle."""
     device = torch.device(device)
     whole = torch.as_tensor(np.concatenate(arrays), dtype=dtype)
@@ -341,7 +397,10 @@ def upload(arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = to
 def hidden_states(model: Any, pack: Pack) -> Tensor:
     """[R, width]: the last hidden states that predict the response tokens. Call it inside `packed_attention(model)`."""
     out = model.get_decoder()(
-        input_ids=pack.input_ids, position_ids=pack.position_ids, packed=pack.boundaries, use_cache=False
+        input_ids=pack.input_ids,
+        position_ids=pack.position_ids,
+        packed=pack.boundaries,
+        use_cache=False,
     )
     return out.last_hidden_state[0].index_select(0, pack.predict)
 
@@ -350,22 +409,34 @@ def packed_attention(model: Any, checkpoint: bool = False) -> AbstractContextMan
     """The model takes packs (forward and backward) until the context ends; `checkpoint` recomputes activations.
     transformers checkpoints a layer only in training mode. The layers are put into that mode, but not the modules
     inside them: dropout stays off, as it was when the rollouts were drawn."""
-    layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
-    return changed((model.config, "_attn_implementation", NAME), *((layer, "training", True) for layer in layers))
+    layers = [
+        m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)
+    ]
+    return changed(
+        (model.config, "_attn_implementation", NAME),
+        *((layer, "training", True) for layer in layers),
+    )
 
 
 def check_packing(model: PreTrainedModel) -> None:
     """Refuse a model unless three short sequences, two of one prompt, get the same logits packed as alone."""
     wide = Wide(sharing_copy(model, model.parameters()))
-    vocab = min(model.get_input_embeddings().num_embeddings, len(head_of(wide.model).weight))
-    prompts = [[i % vocab for i in range(7, 7 + n)] for n in (4, 2, 4)]
-    responses = [[token % vocab] * n for token, n in ((3, 3), (4, 4), (5, 5))]
-    (pack,) = make_packs(list(zip(prompts, responses, strict=True)), budget=64, device=model.device, share=True)
+    ids = spread_ids(model, 7).tolist()
+    prompts = [ids[:4], ids[:2], ids[:4]]
+    responses = [ids[4:5] * 3, ids[5:6] * 4, ids[6:7] * 5]
+    (pack,) = make_packs(
+        list(zip(prompts, responses, strict=True)), budget=64, device=model.device, share=True
+    )
     texts = [[*prompts[i], *responses[i]] for i in pack.members]
     longest = max(map(len, texts))
     # Tokens that stand to the right of a text are not seen from within it.
-    rows = torch.tensor([text + [vocab - 1] * (longest - len(text)) for text in texts], device=model.device)
-    predict = [slice(len(prompts[i]) - 1, len(text) - 1) for i, text in zip(pack.members, texts, strict=True)]
+    rows = torch.tensor(
+        [text + ids[:1] * (longest - len(text)) for text in texts], device=model.device
+    )
+    predict = [
+        slice(len(prompts[i]) - 1, len(text) - 1)
+        for i, text in zip(pack.members, texts, strict=True)
+    ]
 
     def alone(model: Any) -> Tensor:
         logits = model(input_ids=rows, use_cache=False).logits
@@ -383,7 +454,9 @@ def check_packing(model: PreTrainedModel) -> None:
             theirs = wide.run(alone, wide.own, None)
             off = reference.off_rounded(wide.run(together, wide.own, None), theirs)
     except (TypeError, AttributeError, RuntimeError) as error:
-        raise WhetError(f"{type(model).__name__} cannot be trained on packed sequences: {error}") from error
+        raise WhetError(
+            f"{type(model).__name__} cannot be trained on packed sequences: {error}"
+        ) from error
     if off is not None:
         raise WhetError(
             f"{type(model).__name__} cannot be trained here: packed sequences get other logits than single ones "

@@ -35,7 +35,8 @@ PAGE = 64  # tokens per page where kernels read it: one tile of keys
 # Prompt tokens that one step feeds at most, half of it where they are padded. It bounds the memory of the step, and its
 # time, for which running rows wait. More prompt tokens are fed over several steps.
 PREFILL = 16_384
-GRAPHED = 2048  # prompt tokens that go through a captured graph at most: more keep the device busy without one
+# prompt tokens that go through a captured graph at most: more keep the device busy without one
+GRAPHED = 2048
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -53,7 +54,13 @@ class How(NamedTuple):
 
 
 def attention_forward(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, ctx: Any, **extra: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    ctx: Any,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on.
     `ctx` comes from the model's forward; it attends from query [1, H, T, d] to [1, T, H, d]."""
@@ -74,10 +81,14 @@ class Block:
     to page 2 at offset 1, attends over keys 0..5.
     """
 
-    position: Tensor  # [B, q]: place in the sequence; 0 for padding, which then attends to finite values
+    # [B, q]: place in the sequence; 0 for padding, which then attends to finite values
+    position: Tensor
     longest: int  # keys of the longest row, the new ones included
-    rows: slice  # rows of the cache; if a page is a whole slot, row i is page i: keys are read by slice, not gathered
-    table: Tensor | None = None  # small pages: [B, n], the pages of each row in order; beyond its length any page
+    # rows of the cache; if a page is a whole slot, row i is page i: keys are read by slice, not
+    # gathered
+    rows: slice
+    # small pages: [B, n], the pages of each row in order; beyond its length any page
+    table: Tensor | None = None
     level: bool = False  # every query sees every key: one new token each, and all rows equally long
     _hidden: dict[int | None, Tensor] = field(default_factory=dict)
 
@@ -86,11 +97,20 @@ class Block:
         scaling, window, softcap = how
         (batch, new), kv_heads, dtype = self.position.shape, keys.shape[1], query.dtype
         heads, dim = query.shape[1:]
-        keys, values = self._read(keys), self._read(values)
+        keys = self._read(keys)
+        values = self._read(values)
         # Query heads of one kv head lie side by side, so any GQA ratio is more query rows of the same product.
-        query = (query * scaling).view(batch, new, heads, dim).transpose(1, 2).reshape(batch * kv_heads, -1, dim)
-        if dtype in (torch.bfloat16, torch.float16):  # half-precision scores would round away small weights
-            query, keys, values = query.float(), keys.float(), values.float()
+        query = (
+            (query * scaling)
+            .view(batch, new, heads, dim)
+            .transpose(1, 2)
+            .reshape(batch * kv_heads, -1, dim)
+        )
+        # half-precision scores would round away small weights
+        if dtype in (torch.bfloat16, torch.float16):
+            query = query.float()
+            keys = keys.float()
+            values = values.float()
         scores = torch.bmm(query, keys.transpose(1, 2)).view(batch, heads, new, self.longest)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
@@ -104,14 +124,19 @@ class Block:
         """[B * K, longest, d]: the cached keys or values of the rows."""
         if self.table is None:
             heads = pages.shape[1]
-            return pages.flatten(0, 1)[self.rows.start * heads : self.rows.stop * heads, : self.longest]
+            return pages.flatten(0, 1)[
+                self.rows.start * heads : self.rows.stop * heads, : self.longest
+            ]
         gathered = pages[self.table].transpose(1, 2)
-        return gathered.reshape(gathered.shape[0] * gathered.shape[1], -1, gathered.shape[-1])[:, : self.longest]
+        return gathered.reshape(gathered.shape[0] * gathered.shape[1], -1, gathered.shape[-1])[
+            :, : self.longest
+        ]
 
     def _hidden_keys(self, window: int | None) -> Tensor:
         """[B, 1, q, longest], true where a key lies after the query or before its window; made once per forward."""
         if window not in self._hidden:
-            key, query = torch.arange(self.longest, device=self.position.device), self.position[:, None, :, None]
+            key = torch.arange(self.longest, device=self.position.device)
+            query = self.position[:, None, :, None]
             hidden = key > query
             self._hidden[window] = hidden if window is None else hidden | (key <= query - window)
         return self._hidden[window]
@@ -121,7 +146,8 @@ class Block:
 class PageContext:
     """One forward over T new tokens, block after block, and the cache that they are written to."""
 
-    keys: Sequence[Tensor]  # per layer [P, K, S, d]; the last page belongs to no row: padding is written there
+    # per layer [P, K, S, d]; the last page belongs to no row: padding is written there
+    keys: Sequence[Tensor]
     values: Sequence[Tensor]
     page: Tensor  # [T]: the page that the key and value of each token are written to
     offset: Tensor  # [T]: the place within that page
@@ -129,8 +155,11 @@ class PageContext:
     blocks: Sequence[Block]
     _entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]
+    ) -> Tensor:
+        keys = self.keys[layer]
+        values = self.values[layer]
         entry = self._entry(keys.shape[1], keys.shape[2])
         keys.view(-1, keys.shape[3])[entry] = key[0].transpose(0, 1).flatten(0, 1)
         values.view(-1, values.shape[3])[entry] = value[0].transpose(0, 1).flatten(0, 1)
@@ -138,7 +167,9 @@ class PageContext:
         if len(self.blocks) == 1:
             return self.blocks[0].attend(query, keys, values, how)[None]
         parts = query.split([block.position.numel() for block in self.blocks])
-        out = [block.attend(q, keys, values, how) for block, q in zip(self.blocks, parts, strict=True)]
+        out = [
+            block.attend(q, keys, values, how) for block, q in zip(self.blocks, parts, strict=True)
+        ]
         return torch.cat(out)[None]
 
     def _entry(self, heads: int, size: int) -> Tensor:
@@ -202,7 +233,9 @@ def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
     """New modules and config around the buffers and the `shared` tensors of `model`; everything else is copied."""
     # The memo of the deep copy already holds the shared tensors, so they take no memory twice and tied ones stay tied.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*shared, *model.buffers())}
-    copied = copy.deepcopy(model, memo=memo | {id(module.__dict__["forward"]): None for module in _hung(model)})
+    copied = copy.deepcopy(
+        model, memo=memo | {id(module.__dict__["forward"]): None for module in _hung(model)}
+    )
     for module in _hung(copied):
         del module.__dict__["forward"]
     return copied
@@ -216,9 +249,16 @@ def _hung(model: nn.Module) -> list[nn.Module]:
 def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
     """Sizes of the keys and values of every layer of a model, twin or not; its weights may be on the meta device."""
     # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
-    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
+    meanwhile = {
+        "_attn_implementation": NAME,
+        "_experts_implementation": "batched_mm",
+        "pad_token_id": None,
+    }
     probe = Probe()
-    with torch.no_grad(), changed(*((model.config, name, value) for name, value in meanwhile.items())):
+    with (
+        torch.no_grad(),
+        changed(*((model.config, name, value) for name, value in meanwhile.items())),
+    ):
         probe_logits(model, ctx=probe)
     _refuse_asked(probe, model)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
@@ -246,7 +286,8 @@ def _declared_faults(model: PreTrainedModel) -> Iterator[str]:
         yield f"has layers of type {', '.join(sorted(kinds))}, which whet's engine does not know"
     rope = str(getattr(config, "rope_parameters", None) or "")
     for kind in ("dynamic", "longrope"):
-        if f"'{kind}'" in rope:  # its angles follow the longest row of a batch, and it rebinds its buffers
+        # its angles follow the longest row of a batch, and it rebinds its buffers
+        if f"'{kind}'" in rope:
             yield f"uses {kind} rotary positions, which depend on the batch; whet's engine refuses them"
 
 
@@ -258,7 +299,9 @@ class Probe:
     windows: dict[int, int | None] = field(default_factory=dict)
     extras: set[str] = field(default_factory=set)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]
+    ) -> Tensor:
         self.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1], key.dtype)
         self.windows[layer] = how.window
         self.extras |= {k for k in ("s_aux", "position_bias") if extra.get(k) is not None}
@@ -277,13 +320,25 @@ class Probe:
 
 def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
     """Refuse a model by the arguments of its attention calls; its weights may be on the meta device."""
-    name, config = type(model).__name__, model.config
+    name = type(model).__name__
+    config = model.config
     if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
-        raise WhetError(f"{name} does not run all of its attention layers through transformers' attention interface.")
+        raise WhetError(
+            f"{name} does not run all of its attention layers through transformers' attention interface."
+        )
     if probe.extras:
         needs = ", ".join(sorted(probe.extras))
-        raise WhetError(f"{name} needs {needs} in its attention, which whet's engine does not know.")
+        raise WhetError(
+            f"{name} needs {needs} in its attention, which whet's engine does not know."
+        )
     windowed = getattr(config, "sliding_window", None) is not None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if windowed else ""] * config.num_hidden_layers
-    if any(kind == "sliding_attention" and probe.windows[i] is None for i, kind in enumerate(kinds)):
-        raise WhetError(f"{name} does not tell its attention the sliding window, so whet's engine cannot keep to it.")
+    kinds = (
+        getattr(config, "layer_types", None)
+        or ["sliding_attention" if windowed else ""] * config.num_hidden_layers
+    )
+    if any(
+        kind == "sliding_attention" and probe.windows[i] is None for i, kind in enumerate(kinds)
+    ):
+        raise WhetError(
+            f"{name} does not tell its attention the sliding window, so whet's engine cannot keep to it."
+        )

@@ -20,12 +20,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 WIDE = torch.float64
 TOKENS = 8  # fed to a network whose ways are compared
-WINDOW = 3  # keys that a query sees there in a layer with a sliding window: a real one would hide nothing of so few
+# keys that a query sees there in a layer with a sliding window: a real one would hide nothing of so
+# few
+WINDOW = 3
 HEAD = 256  # rows of the head that are compared
 # What a right form may be off by in fp64 and in the model's own type: times the model's own rounding, since rounding is
 # luck, and at least so much of the logits. In fp64 some steps are fp32 whatever the type.
-ROOM, LEAST = 8.0, 1e-6
-ROOM_OWN, LEAST_OWN = 4.0, 1e-3
+ROOM = 8.0
+LEAST = 1e-6
+ROOM_OWN = 4.0
+LEAST_OWN = 1e-3
 
 Work = Callable[[Any], Tensor]  # from a model to logits [rows, vocabulary]
 
@@ -42,13 +46,17 @@ class Wide:
         # Flash and flex attention are kernels for the own type alone.
         self.exact = "eager" if "flash" in self.own or "flex" in self.own else self.own
         self.dtype: torch.dtype | None = None
-        self._narrow: list[tuple[nn.Module, str, nn.Parameter]] = []  # the weights of the module that is widened now
-        self._room = torch.empty(0)  # for wide weights; always the same, since fresh memory costs more than the copy
+        # the weights of the module that is widened now
+        self._narrow: list[tuple[nn.Module, str, nn.Parameter]] = []
+        # for wide weights; always the same, since fresh memory costs more than the copy
+        self._room = torch.empty(0)
         copy.config._experts_implementation = "eager"  # the fast ones have no fp64
         self._cut_head()
         self._shorten_windows()
         for module in _units(copy):
-            if isinstance(module, nn.Embedding):  # its rows are exact in the wider type: no need to widen all of them
+            if isinstance(
+                module, nn.Embedding
+            ):  # its rows are exact in the wider type: no need to widen all of them
                 module.register_forward_hook(self._widen_output)
             else:
                 module.register_forward_pre_hook(self._widen_weights)
@@ -63,7 +71,9 @@ class Wide:
 
     def reference(self, work: Work) -> Reference:
         """What the model computes with its own attention."""
-        return Reference(self.run(work, self.exact, WIDE), self.run(work, self.exact, torch.float32))
+        return Reference(
+            self.run(work, self.exact, WIDE), self.run(work, self.exact, torch.float32)
+        )
 
     def _cut_head(self) -> None:
         """Keep every so many rows: the whole head of a large vocabulary would take gigabytes in fp64."""
@@ -72,7 +82,9 @@ class Wide:
             return
         rows = slice(None, None, -(-head.out_features // HEAD))
         for name, weight in head._parameters.items():
-            head._parameters[name] = None if weight is None else nn.Parameter(weight.detach()[rows], False)
+            head._parameters[name] = (
+                None if weight is None else nn.Parameter(weight.detach()[rows], False)
+            )
         head.out_features = len(head.weight)
 
     def _shorten_windows(self) -> None:
@@ -88,8 +100,12 @@ class Wide:
         if self.dtype is None:
             return
         for part in module.modules():
-            found = [(name, weight) for name, weight in part._parameters.items() if weight is not None]
-            self._narrow += [(part, name, weight) for name, weight in found if weight.is_floating_point()]
+            found = [
+                (name, weight) for name, weight in part._parameters.items() if weight is not None
+            ]
+            self._narrow += [
+                (part, name, weight) for name, weight in found if weight.is_floating_point()
+            ]
         wide = self._widened([weight for _, _, weight in self._narrow], self.dtype)
         for (part, name, _), tensor in zip(self._narrow, wide, strict=True):
             part._parameters[name] = nn.Parameter(tensor, requires_grad=False)
@@ -105,7 +121,9 @@ class Wide:
         if self._room.dtype != dtype or len(self._room) < sum(sizes):
             self._room = torch.empty(sum(sizes), dtype=dtype, device=self.model.device)
         pieces = self._room[: sum(sizes)].split(sizes)
-        return [piece.view(w.shape).copy_(w.detach()) for piece, w in zip(pieces, weights, strict=True)]
+        return [
+            piece.view(w.shape).copy_(w.detach()) for piece, w in zip(pieces, weights, strict=True)
+        ]
 
 
 class Reference:
@@ -118,12 +136,16 @@ class Reference:
 
     def off(self, logits: Tensor) -> str | None:
         """How far another form is off in the wide type, in a few words; None where rounding may account for it."""
-        return self._beyond(distance(logits, self.logits), max(ROOM * self.rounding, LEAST * self.size))
+        return self._beyond(
+            distance(logits, self.logits), max(ROOM * self.rounding, LEAST * self.size)
+        )
 
     def off_rounded(self, logits: Tensor, theirs: Tensor) -> str | None:
         """The same for one in the type of the weights, in which the model itself computes `theirs`."""
         own = distance(theirs, self.logits)
-        return self._beyond(distance(logits, self.logits), max(ROOM_OWN * own, LEAST_OWN * self.size))
+        return self._beyond(
+            distance(logits, self.logits), max(ROOM_OWN * own, LEAST_OWN * self.size)
+        )
 
     def _beyond(self, gap: float, allowed: float) -> str | None:
         if gap <= allowed:  # nan is not
@@ -133,14 +155,19 @@ class Reference:
 
 def probe_logits(model: Any, **extra: Any) -> Tensor:
     """Of a few tokens, [tokens, vocabulary]."""
-    ids = probe_ids(model)
+    ids = spread_ids(model, TOKENS)
     position = torch.arange(TOKENS, device=ids.device)
-    logits: Tensor = model(input_ids=ids[None], position_ids=position[None], use_cache=False, **extra).logits[0]
+    logits: Tensor = model(
+        input_ids=ids[None], position_ids=position[None], use_cache=False, **extra
+    ).logits[0]
     return logits
 
 
-def probe_ids(model: Any) -> Tensor:
-    return torch.arange(TOKENS, device=model.device) % model.config.vocab_size
+def spread_ids(model: Any, count: int) -> Tensor:
+    """Tokens from all over the vocabulary. The first ones of many are special, and so seldom trained that a right model
+    rounds their logits by half of what they are."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return (torch.arange(count, device=model.device) + 1) * vocabulary // (count + 1)
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:

@@ -22,7 +22,8 @@ from whet.recipe import read_toml
 from whet.run import CONFIG, MACHINE, METRICS, is_in_use, parse_line
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
-PROBLEMS = ("task", "path", "subset", "split", "where", "limit", "options", "size")  # settings that choose problems
+# settings that choose problems
+PROBLEMS = ("task", "path", "subset", "split", "where", "limit", "options", "size")
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
 
 Folders = Sequence[Path] | Mapping[str, Path]  # run folders, or names with their folders
@@ -57,22 +58,34 @@ class Point:
     tokens: float  # generated for training so far
     seconds: float  # training time so far, without evaluation and saving
     accuracy: float
-    trials: float = 0.0  # independent answers that its 95% interval speaks of; 0 if it recorded none
+    # independent answers that its 95% interval speaks of; 0 if it recorded none
+    trials: float = 0.0
 
 
 def number(row: Row, key: str) -> float | None:
     """A finite number, or None: an absent key, a null and a NaN all mean "not measured"."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= sys.float_info.max
+    ):
         return None
     return float(value)
 
 
 def evaluation_names(rows: Sequence[Row]) -> list[str]:
     """The names in "eval/NAME/accuracy", in the order of their first appearance."""
-    keys = (key.removeprefix("eval/") for key in dict.fromkeys(chain.from_iterable(rows)) if key.startswith("eval/"))
-    names = dict.fromkeys(key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy"))
-    return [name for name in names if not name.endswith("/level")]  # a level may be called "accuracy"
+    keys = (
+        key.removeprefix("eval/")
+        for key in dict.fromkeys(chain.from_iterable(rows))
+        if key.startswith("eval/")
+    )
+    names = dict.fromkeys(
+        key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy")
+    )
+    # a level may be called "accuracy"
+    return [name for name in names if not name.endswith("/level")]
 
 
 def evaluations(rows: Sequence[Row], name: str) -> list[Point]:
@@ -80,10 +93,16 @@ def evaluations(rows: Sequence[Row], name: str) -> list[Point]:
     points = []
     for row in rows:
         if (accuracy := number(row, f"eval/{name}/accuracy")) is not None:
-            step, tokens, seconds = (number(row, key) or 0.0 for key in ("step", "tokens_generated", "time_s"))
+            step, tokens, seconds = (
+                number(row, key) or 0.0 for key in ("step", "tokens_generated", "time_s")
+            )
             low, high = (number(row, f"eval/{name}/accuracy_{end}") for end in ("low", "high"))
             spread = 0.0 if low is None or high is None else effective_trials(accuracy, low, high)
-            points.append(Point(step=int(step), tokens=tokens, seconds=seconds, accuracy=accuracy, trials=spread))
+            points.append(
+                Point(
+                    step=int(step), tokens=tokens, seconds=seconds, accuracy=accuracy, trials=spread
+                )
+            )
     return points
 
 
@@ -120,14 +139,17 @@ class RunLog:
     settings: Mapping[str, Any]  # the resolved recipe, flat: "learn.lr" -> 2e-4
     rows: Sequence[Row]
     damage: str = ""  # a sentence that names the lines of the metrics that cannot be read
-    prompts: Mapping[str, str] = field(default_factory=dict)  # evaluation -> hash of its problems, if it was recorded
+    # evaluation -> hash of its problems, if it was recorded
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def points(self, evaluation: str | None) -> list[Point]:
         return evaluations(self.rows, evaluation) if evaluation is not None else []
 
     def problem_settings(self, evaluation: str) -> dict[str, Any]:
         """The settings that choose the problems of an evaluation; a slice that was set aside comes from the data."""
-        own = [key.removesuffix("name") for key, value in self.settings.items() if value == evaluation]
+        own = [
+            key.removesuffix("name") for key, value in self.settings.items() if value == evaluation
+        ]
         prefixes = [key for key in own if key.startswith("eval.")] or ["data.", "held_out."]
         chosen = {}
         for key, value in self.settings.items():
@@ -140,13 +162,24 @@ class RunLog:
         """How far an unfinished run has come, in words; "" for a finished one. It may also end by a collapse, or
         because nothing is left to learn."""
         last = self.rows[-1] if self.rows else {}
-        steps, step = number(self.settings, "steps"), number(last, "step") or 0.0
+        steps = number(self.settings, "steps")
+        step = number(last, "step") or 0.0
         spent = {"token_budget": "tokens_generated", "time_budget": "time_s"}
-        budgets = [(number(self.settings, most) or math.inf, number(last, key) or 0.0) for most, key in spent.items()]
+        budgets = [
+            (number(self.settings, most) or math.inf, number(last, key) or 0.0)
+            for most, key in spent.items()
+        ]
         ended = last.get("collapsed") or last.get("mastered")
-        if steps is None or step >= steps or ended or any(so_far >= most for most, so_far in budgets):
+        if (
+            steps is None
+            or step >= steps
+            or ended
+            or any(so_far >= most for most, so_far in budgets)
+        ):
             return ""
-        return f"{'is at' if is_in_use(self.folder) else 'stopped at'} step {step:.0f} of {steps:.0f}"
+        return (
+            f"{'is at' if is_in_use(self.folder) else 'stopped at'} step {step:.0f} of {steps:.0f}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +192,8 @@ class Arm:
 
         Generated problems depend on the seed, so hashes of different seeds may differ where the settings are the same.
         """
-        mine, theirs = self._hashes(evaluation), other._hashes(evaluation)
+        mine = self._hashes(evaluation)
+        theirs = other._hashes(evaluation)
         if mine & theirs:
             return True
         if {seed for seed, _ in mine} & {seed for seed, _ in theirs}:
@@ -177,7 +211,9 @@ class Arm:
         """How far each unfinished run has come; "" if all are finished."""
         if len(self.runs) == 1:
             return self.runs[0].unfinished
-        states = ((run.name.removeprefix(self.name).strip(" ._/-"), run.unfinished) for run in self.runs)
+        states = (
+            (run.name.removeprefix(self.name).strip(" ._/-"), run.unfinished) for run in self.runs
+        )
         return "; ".join(f"{seed} {state}" for seed, state in states if state)
 
 
@@ -211,11 +247,20 @@ def read_run(name: str, folder: Path) -> RunLog:
     damaged = [place for place, row in enumerate(rows[:-1], 1) if row is None]
     damage = f"Line {damaged[0]} of {METRICS} is damaged and left out." if damaged else ""
     if len(damaged) > 1:
-        damage = f"Line {damaged[0]} and {len(damaged) - 1} more of {METRICS} are damaged and left out."
-    known, settings = tuple(row for row in rows if row is not None), flatten(read_toml(folder / CONFIG))
+        damage = (
+            f"Line {damaged[0]} and {len(damaged) - 1} more of {METRICS} are damaged and left out."
+        )
+    known = tuple(row for row in rows if row is not None)
+    settings = flatten(read_toml(folder / CONFIG))
     prompts = (parse_line(read_bytes(folder / MACHINE)) or {}).get("prompts")
-    hashes = {str(key): str(value) for key, value in prompts.items()} if isinstance(prompts, Mapping) else {}
-    return RunLog(name=name, folder=folder, settings=settings, rows=known, damage=damage, prompts=hashes)
+    hashes = (
+        {str(key): str(value) for key, value in prompts.items()}
+        if isinstance(prompts, Mapping)
+        else {}
+    )
+    return RunLog(
+        name=name, folder=folder, settings=settings, rows=known, damage=damage, prompts=hashes
+    )
 
 
 def name_runs(folders: Folders) -> dict[str, Path]:

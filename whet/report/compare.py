@@ -21,9 +21,28 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.report import formats
-from whet.report.arms import Arm, Axis, Folders, Point, common_evaluation, evaluation_names, number, read_arms, series
+from whet.report.arms import (
+    Arm,
+    Axis,
+    Folders,
+    Point,
+    common_evaluation,
+    evaluation_names,
+    number,
+    read_arms,
+    series,
+)
 from whet.report.draws import Redrawn, middle_95, redraw
-from whet.report.formats import LAST, Reach, final_accuracy, median_reach, middle, pick_levels, reach, saving
+from whet.report.formats import (
+    LAST,
+    Reach,
+    final_accuracy,
+    median_reach,
+    middle,
+    pick_levels,
+    reach,
+    saving,
+)
 from whet.text import printable
 
 Show = Callable[[float | None], str]
@@ -47,7 +66,8 @@ class TableCell:
     ratio: str = ""
     range: str = ""
     ratio_range: str = ""
-    better: int = field(default=0, compare=False)  # than the baseline: 1 if surely cheaper, -1 if surely dearer
+    # than the baseline: 1 if surely cheaper, -1 if surely dearer
+    better: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +77,8 @@ class Comparison:
     arms: list[str]
     seeds: list[int]  # runs per arm
     costs: dict[Axis, list[list[TableCell]]]  # by axis: a row for each arm, a cell for each level
-    ends: list[dict[str, TableCell]]  # for each arm: column -> cell of the table "How the runs ended"
+    # for each arm: column -> cell of the table "How the runs ended"
+    ends: list[dict[str, TableCell]]
     unfinished: list[str]  # arms that are not at their end, and how far they have come
     verdicts: list[str]  # a sentence for each arm but the first
     comparable: bool  # whether some arm was evaluated on the problems of the first
@@ -76,7 +97,9 @@ class Comparison:
         if self.comparable:
             notes.append(f"2× means half of what {self.arms[0]} took, 0.5× twice as much.")
         if any(">" in words or "<" in words or "≥" in words for words in self._shown()):
-            notes.append("Where a run ended before the level, > and < are bounds and ≥ is an interval without an end.")
+            notes.append(
+                "Where a run ended before the level, > and < are bounds and ≥ is an interval without an end."
+            )
         return notes
 
     def _shown(self) -> Iterator[str]:
@@ -97,7 +120,8 @@ def compare(arms: Sequence[Arm]) -> Comparison:
     drawn = [redraw(runs, seed) for seed, runs in enumerate(points)]
     levels = pick_levels([curve for runs in points for curve in runs])
     measured = {
-        axis: [[Cost.of(*arm, x, axis) for x in levels] for arm in zip(points, drawn, strict=True)] for axis in AXES
+        axis: [[Cost.of(*arm, x, axis) for x in levels] for arm in zip(points, drawn, strict=True)]
+        for axis in AXES
     }
     costs: dict[Axis, list[list[TableCell]]] = {}
     alike = [evaluation is None or arm.has_problems_of(arms[0], evaluation) for arm in arms]
@@ -105,10 +129,17 @@ def compare(arms: Sequence[Arm]) -> Comparison:
         costs[axis] = []
         for place, row in enumerate(measured[axis]):
             bases = measured[axis][0] if place and alike[place] else [None] * len(row)
-            costs[axis].append([cost.cell(base, show) for cost, base in zip(row, bases, strict=True)])
-    ends = [(middle(map(final_accuracy, runs)), draws.finals()) for runs, draws in zip(points, drawn, strict=True)]
+            costs[axis].append(
+                [cost.cell(base, show) for cost, base in zip(row, bases, strict=True)]
+            )
+    ends = [
+        (middle(map(final_accuracy, runs)), draws.finals())
+        for runs, draws in zip(points, drawn, strict=True)
+    ]
     verdicts = []
-    for arm, row, end, same in zip(arms[1:], measured["tokens"][1:], ends[1:], alike[1:], strict=True):
+    for arm, row, end, same in zip(
+        arms[1:], measured["tokens"][1:], ends[1:], alike[1:], strict=True
+    ):
         pairs = [*zip(levels, measured["tokens"][0], row, strict=True)]
         found = f"{arms[0].name} and {arm.name} are not comparable: their problems differ ({evaluation})."
         if same:
@@ -138,7 +169,11 @@ class Cost:
     @classmethod
     def of(cls, runs: Sequence[Sequence[Point]], drawn: Redrawn, level: float, axis: Axis) -> Self:
         spent = max((float(getattr(points[-1], axis)) for points in runs if points), default=0.0)
-        return cls(seeds=[reach(points, level, axis) for points in runs], draws=drawn.costs(level, axis), spent=spent)
+        return cls(
+            seeds=[reach(points, level, axis) for points in runs],
+            draws=drawn.costs(level, axis),
+            spent=spent,
+        )
 
     @property
     def middle(self) -> Reach:
@@ -150,7 +185,9 @@ class Cost:
         mine = np.maximum(self.draws, 1e-9)  # a run may begin above the level
         low, _ = middle_95(np.minimum(baseline.draws, baseline.spent) / mine)
         endless = np.full_like(mine, math.inf)
-        _, high = middle_95(np.divide(baseline.draws, mine, out=endless, where=np.isfinite(baseline.draws)))
+        _, high = middle_95(
+            np.divide(baseline.draws, mine, out=endless, where=np.isfinite(baseline.draws))
+        )
         return Reach(low, high)
 
     def cell(self, baseline: Cost | None, show: Show) -> TableCell:
@@ -177,12 +214,19 @@ class Cost:
 End = tuple[float | None, np.ndarray]  # an arm's final accuracy, and its draws
 
 
-def _verdict(base: Arm, arm: Arm, costs: Sequence[tuple[float, Cost, Cost]], theirs: End, mine: End) -> str:
+def _verdict(
+    base: Arm, arm: Arm, costs: Sequence[tuple[float, Cost, Cost]], theirs: End, mine: End
+) -> str:
     """Which of two arms is better, by their ends and the highest level that both surely reach; "" if unknown."""
     if mine[0] is None or theirs[0] is None:
         return ""
-    ratio, words = Reach(1.0, 1.0), []
-    reached = [(x, old, new) for x, old, new in costs if old.middle.known and new.middle.known and new.middle.low > 0]
+    ratio = Reach(1.0, 1.0)
+    words = []
+    reached = [
+        (x, old, new)
+        for x, old, new in costs
+        if old.middle.known and new.middle.known and new.middle.low > 0
+    ]
     savings = [(x, new.middle.low / old.middle.low, new.saving(old)) for x, old, new in reached]
     closed = [entry for entry in savings if entry[2].low > 0 and math.isfinite(entry[2].high)]
     if savings:
@@ -193,13 +237,16 @@ def _verdict(base: Arm, arm: Arm, costs: Sequence[tuple[float, Cost, Cost]], the
     words.append(
         f"ends at {formats.accuracy(mine[0])} against {formats.accuracy(theirs[0])} ({gap[0]:+.3f} to {gap[1]:+.3f})"
     )
-    cheaper, higher = (ratio.low > 1) - (ratio.high < 1), (gap[0] > 0) - (gap[1] < 0)
+    cheaper = (ratio.low > 1) - (ratio.high < 1)
+    higher = (gap[0] > 0) - (gap[1] < 0)
     found = f"{arm.name} and {base.name} do not differ clearly: {arm.name}"
     if cheaper * higher < 0:
         kinds = ("cheaper", "lower") if cheaper > 0 else ("dearer", "higher")
         found = f"{arm.name} is {kinds[0]} than {base.name}, but ends {kinds[1]}: it"
     elif cheaper + higher:
-        found = f"{arm.name} is {'better' if cheaper + higher > 0 else 'worse'} than {base.name}: it"
+        found = (
+            f"{arm.name} is {'better' if cheaper + higher > 0 else 'worse'} than {base.name}: it"
+        )
     return "So far " * bool(arm.unfinished or base.unfinished) + f"{found} {' and '.join(words)}."
 
 
@@ -208,11 +255,16 @@ def _ends(arm: Arm, accuracy: float | None, draws: np.ndarray) -> dict[str, Tabl
     last = [run.rows[-1] if run.rows else {} for run in arm.runs]
     tokens = [number(row, "tokens_generated") for row in last]
     trained = [number(row, "tokens_trained") for row in last]
-    used = [part / whole if part is not None and whole else None for part, whole in zip(trained, tokens, strict=True)]
+    used = [
+        part / whole if part is not None and whole else None
+        for part, whole in zip(trained, tokens, strict=True)
+    ]
     signal = [[y for _, y in series(run.rows, "curriculum/signal_share")] for run in arm.runs]
     return {
         "seeds": TableCell(str(len(arm.runs))),
-        "accuracy": TableCell(formats.accuracy(accuracy), range=f"{low}–{high}" if low != high else ""),
+        "accuracy": TableCell(
+            formats.accuracy(accuracy), range=f"{low}–{high}" if low != high else ""
+        ),
         "steps": _spread([number(row, "step") for row in last], formats.count),
         "tokens": _spread(tokens, formats.count),
         "trained on": _spread(used, formats.share),
@@ -226,7 +278,8 @@ def _spread(values: Sequence[float | None], show: Show) -> TableCell:
     known = [value for value in values if value is not None]
     if not known:
         return TableCell(formats.MISSING)
-    low, high = show(min(known)), show(max(known))
+    low = show(min(known))
+    high = show(max(known))
     return TableCell(show(median(known)), range=f"{low}–{high}" if low != high else "")
 
 
@@ -235,7 +288,10 @@ def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     keys = dict.fromkeys(key for arm in arms for run in arm.runs for key in run.settings)
     table = []
     for key in keys:
-        values = [list(dict.fromkeys(formats.setting(run.settings.get(key)) for run in arm.runs)) for arm in arms]
+        values = [
+            list(dict.fromkeys(formats.setting(run.settings.get(key)) for run in arm.runs))
+            for arm in arms
+        ]
         mixed = any(len(v) > 1 for v in values) and key != "seed"
         if mixed or any(v != values[0] for v in values):
             table.append((key, [", ".join(v) for v in values]))
@@ -251,17 +307,25 @@ def compare_table(folders: Folders) -> Group:
     parts: list[Table | Text] = []
     for title, heads, rows in result.tables():
         table = _plain_table(
-            title=Text(title, style="bold"), title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
+            title=Text(title, style="bold"),
+            title_justify="left",
+            header_style="dim",
+            padding=(0, 1, 0, 0),
         )
-        table.add_column("", overflow="fold", min_width=8)  # names give way first: a cut number would be another
+        # names give way first: a cut number would be another
+        table.add_column("", overflow="fold", min_width=8)
         for head in heads:
             table.add_column(Text(head), no_wrap=True, overflow="fold")
         for name, row in zip(result.arms, rows, strict=True):
             table.add_row(Text(printable(name, one_line=True), style="bold"), *map(_rich_cell, row))
         parts += [table, Text("")]
     damage = [f"{run.name}: {run.damage}" for arm in arms for run in arm.runs if run.damage]
-    notes = Text(" ".join(printable(note, one_line=True) for note in [*damage, *result.notes]), style="dim")
-    verdicts = [Text(f"\n{printable(words, one_line=True)}", style="bold") for words in result.verdicts]
+    notes = Text(
+        " ".join(printable(note, one_line=True) for note in [*damage, *result.notes]), style="dim"
+    )
+    verdicts = [
+        Text(f"\n{printable(words, one_line=True)}", style="bold") for words in result.verdicts
+    ]
     return Group(*parts, notes, *verdicts)
 
 
@@ -271,7 +335,12 @@ def _plain_table(**options: Any) -> Table:
 
 def _rich_cell(cell: TableCell) -> Text:
     colour = ("", "green", "red")[cell.better]
-    lines = [(cell.value, ""), (cell.range, "dim"), (cell.ratio, colour), (cell.ratio_range, f"dim {colour}".strip())]
+    lines = [
+        (cell.value, ""),
+        (cell.range, "dim"),
+        (cell.ratio, colour),
+        (cell.ratio_range, f"dim {colour}".strip()),
+    ]
     return Text("\n").join(Text(words, style=style) for words, style in lines if words)
 
 
@@ -283,7 +352,11 @@ def eval_table(metrics: Mapping[str, float]) -> Table:
     table = _set_table("measure", "95% range")
     for name in evaluation_names([metrics]):
         mine = _under(f"eval/{name}/", metrics)
-        size = f"{mine['prompts']:.0f} prompts × {mine['n']:.0f}" if {"prompts", "n"} <= mine.keys() else ""
+        size = (
+            f"{mine['prompts']:.0f} prompts × {mine['n']:.0f}"
+            if {"prompts", "n"} <= mine.keys()
+            else ""
+        )
         _add_set(table, name, size, list(_eval_lines(mine)))
     return table
 
@@ -295,7 +368,9 @@ def draft_table(metrics: Mapping[str, float]) -> Table:
         mine = _under(f"eval/{name}/draft/", metrics)
         if not mine:
             continue
-        plain, drafted, length = mine["plain_tokens_per_s"], mine["tokens_per_s"], mine.get("accept_length")
+        plain = mine["plain_tokens_per_s"]
+        drafted = mine["tokens_per_s"]
+        length = mine.get("accept_length")
         lines = [
             ("tokens per second, plain", formats.count(plain)),
             ("tokens per second, drafted", f"{formats.count(drafted)} ({drafted / plain:.2f}x)"),
@@ -305,7 +380,12 @@ def draft_table(metrics: Mapping[str, float]) -> Table:
         if mine.get("failures"):
             lines.append(("drafts that failed", formats.count(mine["failures"])))
         shares = sorted(_under("share_", mine).items(), key=lambda item: -item[1])
-        _add_set(table, name, "", [*lines, *((f"time in {arm}", formats.share(share)) for arm, share in shares)])
+        _add_set(
+            table,
+            name,
+            "",
+            [*lines, *((f"time in {arm}", formats.share(share)) for arm, share in shares)],
+        )
     return table
 
 
@@ -325,11 +405,15 @@ def _add_set(table: Table, name: str, size: str, lines: Sequence[tuple[str, ...]
     for at, (measure, value, *spread) in enumerate(lines):
         cells: list[Text | str] = [Text(printable(measure, one_line=True)), value]
         cells += [Text(ends, style="dim") for ends in spread]
-        table.add_row(heads[at] if at < len(heads) else "", *cells, end_section=at == len(lines) - 1)
+        table.add_row(
+            heads[at] if at < len(heads) else "", *cells, end_section=at == len(lines) - 1
+        )
 
 
 def _under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)
+    }
 
 
 def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
@@ -339,12 +423,20 @@ def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
         ends = [formats.accuracy(mine[end]) for end in (low, high) if end in mine]
         return label, formats.accuracy(mine.get(key)), "–".join(ends) if len(ends) == 2 else ""
 
-    tried = [key for key in mine if key.startswith(("pass@", "maj@")) and not key.endswith(("_low", "_high"))]
+    tried = [
+        key
+        for key in mine
+        if key.startswith(("pass@", "maj@")) and not key.endswith(("_low", "_high"))
+    ]
     for key in ("accuracy", *tried):
         if key != "pass@1":  # it is the accuracy
             yield measure(key, key, f"{key}_low", f"{key}_high")
     if "length" in mine:
-        spread = ", ".join(f"{p} {mine[f'length_{p}']:,.0f}" for p in ("p50", "p90", "p99") if f"length_{p}" in mine)
+        spread = ", ".join(
+            f"{p} {mine[f'length_{p}']:,.0f}"
+            for p in ("p50", "p90", "p99")
+            if f"length_{p}" in mine
+        )
         yield "length", f"{mine['length']:,.0f}", spread
     for verdict in ("right", "wrong"):
         if f"length_{verdict}" in mine:
@@ -353,4 +445,6 @@ def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
         if key in mine:
             yield label, formats.share(mine[key]), ""
     for level in _under("level/", mine):
-        yield measure(f"level {level}", f"level/{level}", f"level_low/{level}", f"level_high/{level}")
+        yield measure(
+            f"level {level}", f"level/{level}", f"level_low/{level}", f"level_high/{level}"
+        )

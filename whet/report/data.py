@@ -32,7 +32,7 @@ from whet.report.arms import (
     parse_lines,
     read_bytes,
     read_run,
-)  # fmt: skip
+)
 from whet.report.compare import compare, settings_that_differ
 from whet.report.formats import LAST, middle
 from whet.report.rollouts import RolloutShelf
@@ -52,7 +52,8 @@ class PageData:
 
     def __init__(self, folders: Folders, *, title: str, note: str = "") -> None:
         self.folders = name_runs(folders)
-        self.title, self.note = title, note
+        self.title = title
+        self.note = note
         self.shelves = [RolloutShelf(folder) for folder in self.folders.values()]
         self._logs: dict[str, tuple[Any, RunLog]] = {}
 
@@ -63,7 +64,8 @@ class PageData:
         arms = group_runs(logs)
         evaluation = common_evaluation(arms)
         seen = after.split(",") if after else []
-        runs, cursor = [], []
+        runs = []
+        cursor = []
         for i, (log, shelf) in enumerate(zip(logs, self.shelves, strict=True)):
             rows = in_order(log.rows)
             known = _known(rows, seen[i] if i < len(seen) else "")
@@ -82,7 +84,10 @@ class PageData:
             "live": live,
             "cursor": ",".join(cursor),
             "runs": runs,
-            "arms": [{"name": a.name, "runs": [i for i, r in enumerate(runs) if r["arm"] == a.name]} for a in arms],
+            "arms": [
+                {"name": a.name, "runs": [i for i, r in enumerate(runs) if r["arm"] == a.name]}
+                for a in arms
+            ],
             "compare": read_comparison(arms, evaluation),
         }
 
@@ -108,7 +113,10 @@ def _mark(row: Row) -> str:
 def _known(rows: Sequence[Row], mark: str) -> int:
     """The number of rows up to the one with this mark; 0 if it is not there."""
     step = mark.partition(".")[0]
-    return next((i for i, row in enumerate(rows, 1) if f"{row['step']:.0f}" == step and _mark(row) == mark), 0)
+    return next(
+        (i for i, row in enumerate(rows, 1) if f"{row['step']:.0f}" == step and _mark(row) == mark),
+        0,
+    )
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -121,7 +129,13 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def read_run_data(
-    log: RunLog, rows: Sequence[Row], new: Sequence[Row], evaluation: str | None, runs: int, *, thinned: bool
+    log: RunLog,
+    rows: Sequence[Row],
+    new: Sequence[Row],
+    evaluation: str | None,
+    runs: int,
+    *,
+    thinned: bool,
 ) -> Data:
     """`new`: the rows of which the curves are wanted; `runs`: the number of runs that share the page."""
     names = evaluation_names(rows)
@@ -129,7 +143,9 @@ def read_run_data(
     machine = parse_line(read_bytes(log.folder / MACHINE)) or {}
     kept = thin(new, CELLS // runs) if thinned else new
     since = _step(rows[-len(new) - 1]) if len(new) < len(rows) else -math.inf
-    drawn = (p for p in parse_lines(read_bytes(log.folder / PICTURES)) if number(p, "step") is not None)
+    drawn = (
+        p for p in parse_lines(read_bytes(log.folder / PICTURES)) if number(p, "step") is not None
+    )
     pictures = sorted((p for p in drawn if _step(p) > since), key=_step)
     stride = math.ceil(len(pictures) * (runs if thinned else 1) / MOST_PICTURES) or 1
     last = rows[-1] if rows else {}
@@ -187,7 +203,11 @@ def columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     keys = dict.fromkeys(["step", "tokens_generated", "time_s", *chain.from_iterable(rows)])
     table = {key: [_short(row.get(key)) for row in rows] for key in keys}
     axes = ("step", "tokens_generated", "time_s")
-    return {key: values for key, values in table.items() if key in axes or any(v is not None for v in values)}
+    return {
+        key: values
+        for key, values in table.items()
+        if key in axes or any(v is not None for v in values)
+    }
 
 
 def _short(value: Any) -> float | None:
@@ -205,7 +225,9 @@ def thin(rows: Sequence[Row], cells: int) -> Sequence[Row]:
         return rows
     stride = math.ceil(2 * len(rows) / most)
     evaluated = {i for i, row in enumerate(rows) if any(key.startswith("eval/") for key in row)}
-    kept = set(range(len(rows) - 1, -1, -stride)) | (evaluated if len(evaluated) <= most // 2 else set())
+    kept = set(range(len(rows) - 1, -1, -stride)) | (
+        evaluated if len(evaluated) <= most // 2 else set()
+    )
     return [rows[i] for i in sorted(kept)]
 
 
@@ -214,7 +236,13 @@ def stages(rows: Sequence[Row]) -> list[Data]:
     for row in rows:
         stage = number(row, "curriculum/stage")
         if stage is not None and (not found or found[-1]["stage"] != stage):
-            found.append({"step": _short(number(row, "step")), "stage": stage, "label": f"stage {stage + 1:.0f}"})
+            found.append(
+                {
+                    "step": _short(number(row, "step")),
+                    "stage": stage,
+                    "label": f"stage {stage + 1:.0f}",
+                }
+            )
     return found
 
 
@@ -243,15 +271,30 @@ def read_comparison(arms: Sequence[Arm], evaluation: str | None) -> Data:
     if by_level := difficulty(arms, evaluation):
         tables.append(by_level)
     if differ := settings_that_differ(arms) if len(arms) > 1 else []:
-        rows = [[key, *({"value": value, "ratio": "", "range": ""} for value in values)] for key, values in differ]
+        rows = [
+            [key, *({"value": value, "ratio": "", "range": ""} for value in values)]
+            for key, values in differ
+        ]
         tables.append({"title": "Settings that differ", "heads": result.arms, "rows": rows})
-    return {"evaluation": result.evaluation, "verdicts": result.verdicts, "notes": result.notes, "tables": tables}
+    return {
+        "evaluation": result.evaluation,
+        "verdicts": result.verdicts,
+        "notes": result.notes,
+        "tables": tables,
+    }
 
 
 def difficulty(arms: Sequence[Arm], evaluation: str | None) -> Data | None:
     """Accuracy by the level of the prompts: before training, and at the end of each arm."""
     prefix = f"eval/{evaluation}/level/"
-    keys = {key for arm in arms for run in arm.runs for row in run.rows for key in row if key.startswith(prefix)}
+    keys = {
+        key
+        for arm in arms
+        for run in arm.runs
+        for row in run.rows
+        for key in row
+        if key.startswith(prefix)
+    }
     if not keys:
         return None
 
@@ -272,7 +315,9 @@ def difficulty(arms: Sequence[Arm], evaluation: str | None) -> Data | None:
         return [{"value": formats.accuracy(value), "ratio": "", "range": ""} for value in values]
 
     levels = sorted(keys, key=numbers_first)
-    before = [number(next((row for row in arms[0].runs[0].rows if key in row), {}), key) for key in levels]
+    before = [
+        number(next((row for row in arms[0].runs[0].rows if key in row), {}), key) for key in levels
+    ]
     rows = [["at the start", *cells(before)]]
     rows += [[arm.name, *cells([final(arm, key) for key in levels])] for arm in arms]
     title = "Accuracy by difficulty of the prompt"

@@ -42,7 +42,8 @@ def peaked(values: Sequence[float]) -> np.ndarray:
     [1.0, 2.5, 2.5, 5.0, 2.0, 1.0]
     """
     array = np.array(values, dtype=float)
-    peaks = [*range(1, len(array), 1 + len(array) // 30), len(array)]  # about thirty places are enough to try
+    # about thirty places are enough to try
+    peaks = [*range(1, len(array), 1 + len(array) // 30), len(array)]
     fits = (np.concatenate((rising(array[:k]), rising(array[k:][::-1])[::-1])) for k in peaks)
     return min(fits, key=lambda fit: float(((fit - array) ** 2).sum()), default=array)
 
@@ -51,11 +52,16 @@ class Redrawn:
     """An arm, drawn DRAWS times: by each run the curve of its evaluations, and which of the runs are in a draw."""
 
     def __init__(self, runs: Sequence[Sequence[Point]], seed: int) -> None:
-        rng, runs = np.random.default_rng(seed), [points for points in runs if points] or [[]]  # those evaluated so far
+        # those evaluated so far
+        rng, runs = np.random.default_rng(seed), [points for points in runs if points] or [[]]
         self._seeds = rng.integers(len(runs), size=(DRAWS, len(runs)))
         self._runs = runs
-        curves = [_again(points, peaked([point.accuracy for point in points]), rng) for points in runs]
-        self._pairs = [np.minimum(curve[:, :-1], curve[:, 1:]).astype(np.float32) for curve in curves]
+        curves = [
+            _again(points, peaked([point.accuracy for point in points]), rng) for points in runs
+        ]
+        self._pairs = [
+            np.minimum(curve[:, :-1], curve[:, 1:]).astype(np.float32) for curve in curves
+        ]
         self._found: dict[float, list[np.ndarray]] = {}
         ends = [points[-LAST:] for points in runs]
         self._ends = [_again(end, np.array([point.accuracy for point in end]), rng) for end in ends]
@@ -65,13 +71,22 @@ class Redrawn:
         if level not in self._found:
             above = [pairs >= level - TOLERANCE for pairs in self._pairs]
             # The place of the first pair, or -1: the last place, which is infinite.
-            self._found[level] = [np.where(a.any(1), a.argmax(1), -1) if a.size else np.full(DRAWS, -1) for a in above]
-        spent = [np.array([*(float(getattr(p, axis)) for p in points[:-1]), math.inf]) for points in self._runs]
-        return self._medians([costs[found] for costs, found in zip(spent, self._found[level], strict=True)])
+            self._found[level] = [
+                np.where(a.any(1), a.argmax(1), -1) if a.size else np.full(DRAWS, -1) for a in above
+            ]
+        spent = [
+            np.array([*(float(getattr(p, axis)) for p in points[:-1]), math.inf])
+            for points in self._runs
+        ]
+        return self._medians(
+            [costs[found] for costs, found in zip(spent, self._found[level], strict=True)]
+        )
 
     def finals(self) -> np.ndarray:
         """[DRAWS]: the final accuracy, or NaN if no run was evaluated."""
-        return self._medians([end.mean(1) if end.size else np.full(DRAWS, math.nan) for end in self._ends])
+        return self._medians(
+            [end.mean(1) if end.size else np.full(DRAWS, math.nan) for end in self._ends]
+        )
 
     def _medians(self, columns: Sequence[np.ndarray]) -> np.ndarray:
         return np.median(np.take_along_axis(np.stack(columns, axis=1), self._seeds, axis=1), axis=1)
@@ -83,7 +98,9 @@ redraw = lru_cache(maxsize=64)(Redrawn)  # a live page asks again and again
 def _again(points: Sequence[Point], expected: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """[DRAWS, evaluations]: accuracies as they might have come out, or did, where nothing says how sure they are."""
     trials = np.array([round(point.trials) for point in points], dtype=int)
-    drawn = rng.binomial(np.maximum(trials, 1), np.clip(expected, 0.0, 1.0), size=(DRAWS, len(points)))
+    drawn = rng.binomial(
+        np.maximum(trials, 1), np.clip(expected, 0.0, 1.0), size=(DRAWS, len(points))
+    )
     return np.where(trials > 0, drawn / np.maximum(trials, 1), [point.accuracy for point in points])
 
 

@@ -26,7 +26,9 @@ MISSING = "–"
 
 def first_crossing(points: Sequence[Point], level: float) -> Point | None:
     """The first of two consecutive evaluations at or above the level; None when there are no such two."""
-    return next((a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE), None)
+    return next(
+        (a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE), None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,11 @@ def pick_levels(curves: Sequence[Sequence[Point]]) -> list[float]:
         return []
     start = max(c[0].accuracy for c in curves)
     for per_unit in (20, 100):
-        reached = [k for k in range(1, per_unit + 1) if any(first_crossing(c, k / per_unit) for c in curves)]
+        reached = [
+            k
+            for k in range(1, per_unit + 1)
+            if any(first_crossing(c, k / per_unit) for c in curves)
+        ]
         levels = [(reached[-1] - down) / per_unit for down in (6, 4, 2, 1, 0)] if reached else []
         levels = [x for x in levels if x > start + TOLERANCE]
         if len(levels) >= 2:
@@ -116,7 +122,8 @@ def count(value: float | None) -> str:
     """
     if value is None:
         return MISSING
-    scaled, units = float(f"{value:.3g}"), ["", "k", "M", "G", "T"]
+    scaled = float(f"{value:.3g}")
+    units = ["", "k", "M", "G", "T"]
     while abs(scaled) >= 1000 and len(units) > 1:
         scaled /= 1000
         del units[0]

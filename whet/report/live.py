@@ -29,16 +29,28 @@ from whet.report import formats
 from whet.report.arms import Row, evaluation_names, number, parse_lines
 from whet.text import printable
 
-TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")  # parts of a step's time
+# parts of a step's time
+TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")
 PACE_WINDOW = 32  # rows over which the pace is measured: responses grow, so old steps mislead
 EVERY_S = 10.0  # seconds between plain lines
 POLL_S = 0.25  # seconds between looks at the followed files
 DRAW_S = 0.1  # seconds between drawings: steps of a tiny model are shorter
-WIDE = 96  # columns from which there is room for the course of the accuracy, the tokens and the steps
-ECHO = 2  # columns left free: the "^C" that a terminal writes at the cursor must not begin a new line
+# columns from which there is room for the course of the accuracy, the tokens and the steps
+WIDE = 96
+# columns left free: the "^C" that a terminal writes at the cursor must not begin a new line
+ECHO = 2
 COURSE = 16  # evaluations in the course of the accuracy
 # Of a step's line: name and width.
-COLUMNS = {"step": 5, "accuracy": 10, "reward": 8, "signal": 8, "length": 8, "tokens": 7, "tok/s": 7, "time": 7}
+COLUMNS = {
+    "step": 5,
+    "accuracy": 10,
+    "reward": 8,
+    "signal": 8,
+    "length": 8,
+    "tokens": 7,
+    "tok/s": 7,
+    "time": 7,
+}
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 # ---- the state of one run. It has no clock: seconds are given, so a stored run is shown as a live one is.
@@ -76,7 +88,11 @@ def time_split(row: Row) -> str:
     if total <= 0:
         return ""
     shares = [(seconds / total, name.replace("_", "-")) for name, seconds in spent.items()]
-    words = [f"{name} {formats.share(share)}" for share, name in sorted(shares, reverse=True) if share >= 0.005]
+    words = [
+        f"{name} {formats.share(share)}"
+        for share, name in sorted(shares, reverse=True)
+        if share >= 0.005
+    ]
     idle = number(row, "time/gpu_idle")
     return ", ".join(words + ([f"GPU idle {formats.share(idle)}"] if idle is not None else []))
 
@@ -94,7 +110,8 @@ class Status:
     signal: float | None = None
     speed: float | None = None  # generated tokens per second
     split: str = ""  # where the time of the latest row went
-    accuracies: list[float] = field(default_factory=list)  # in the first evaluation of the run, oldest first
+    # in the first evaluation of the run, oldest first
+    accuracies: list[float] = field(default_factory=list)
     accuracy: str = formats.MISSING  # of the latest evaluation, in words
     pace: Pace = field(default_factory=Pace)
     evaluation: str | None = None  # its name
@@ -109,7 +126,8 @@ class Status:
             return old if value is None else value
 
         step = int(number(row, "step") or 0)
-        if self.step is not None and step <= self.step:  # the run was resumed, and its log was cut back
+        # the run was resumed, and its log was cut back
+        if self.step is not None and step <= self.step:
             self.accuracies, self.pace, self._seconds = [], Pace(), 0.0
         self.step = step
         self.tokens = latest("tokens_generated", self.tokens)
@@ -117,8 +135,11 @@ class Status:
         self.signal = self.signal if signal is None else signal
         self.speed = latest("rollout/tokens_per_s", self.speed)
         self.split = time_split(row) or self.split
-        self._seconds = self._seconds + (number(row, "time/total") or 0.0) if seconds is None else seconds
-        if progress is None:  # a run ends at its last step or with its last token, whichever comes first
+        self._seconds = (
+            self._seconds + (number(row, "time/total") or 0.0) if seconds is None else seconds
+        )
+        # a run ends at its last step or with its last token, whichever comes first
+        if progress is None:
             spent = ((step, self.steps), (self.tokens or 0.0, self.token_budget))
             progress = max((done / most for done, most in spent if most), default=1.0)
         self.progress = min(1.0, max(0.0, progress))
@@ -142,7 +163,11 @@ def step_signal(row: Row) -> float | None:
 def evaluated(row: Row) -> list[str]:
     """The evaluations of a row. One of which most responses have no verdict holds no accuracy."""
     without = [key[5:-9] for key in row if key.startswith("eval/") and key.endswith("/unjudged")]
-    return list(dict.fromkeys([*evaluation_names([row]), *(name for name in without if not name.endswith("/level"))]))
+    return list(
+        dict.fromkeys(
+            [*evaluation_names([row]), *(name for name in without if not name.endswith("/level"))]
+        )
+    )
 
 
 def accuracy_words(row: Row, evaluation: str | None) -> str:
@@ -152,7 +177,9 @@ def accuracy_words(row: Row, evaluation: str | None) -> str:
     >>> accuracy_words({"eval/a/unjudged": 1.0}, "a")
     '- (100% unjudged)'
     """
-    accuracy, lacking = (number(row, f"eval/{evaluation}/{name}") for name in ("accuracy", "unjudged"))
+    accuracy, lacking = (
+        number(row, f"eval/{evaluation}/{name}") for name in ("accuracy", "unjudged")
+    )
     return ("-" if accuracy is None else formats.accuracy(accuracy)) + formats.unjudged(lacking)
 
 
@@ -200,7 +227,9 @@ def step_line(row: Row, evaluation: str | None) -> str:
         formats.duration(number(row, "time/total")),
     ]
     widths = zip(cells, COLUMNS.values(), strict=True)
-    line = "".join(f"{cell if cell != formats.MISSING else '':>{width}}" for cell, width in widths).rstrip()
+    line = "".join(
+        f"{cell if cell != formats.MISSING else '':>{width}}" for cell, width in widths
+    ).rstrip()
     return line + formats.unjudged(lacking)
 
 
@@ -246,13 +275,18 @@ class RunProgress:
         self._warm.add({"step": step}, step / steps, time.monotonic())
         if not self._is_due(step == steps):
             return
-        done, left = step / steps, _left(step / steps, self._warm.pace.left())
+        done = step / steps
+        left = _left(step / steps, self._warm.pace.left())
         if self._redraws:
             table = Table.grid(padding=(0, 1))
             table.width = self._console.width - ECHO
             table.add_column(no_wrap=True)
             table.add_column(ratio=1)
-            table.add_row(Text(name), _bar(done), *map(Text, (formats.percent(done), left, f"loss {loss:.3f}")))
+            table.add_row(
+                Text(name),
+                _bar(done),
+                *map(Text, (formats.percent(done), left, f"loss {loss:.3f}")),
+            )
             self._draw(table)
         else:
             self.message(f"{name}: {step}/{steps} updates, {left}, loss {loss:.3f}")
@@ -324,13 +358,17 @@ class Followed:
         self._has_recipe = False
         self._tail = FileTail(folder / "metrics.jsonl")
         self._read_at = time.monotonic()
-        self.printed: tuple[int | None, float] = (None, -math.inf)  # step and time of the last plain line
+        # step and time of the last plain line
+        self.printed: tuple[int | None, float] = (None, -math.inf)
 
     def read(self) -> bool:
         """Adds the new rows; returns whether one of them holds an evaluation."""
         if not self._has_recipe and self._recipe.is_file():
             recipe = read_toml(self._recipe)
-            self.status.steps, self.status.token_budget = recipe.get("steps", 0), recipe.get("token_budget", 0)
+            self.status.steps, self.status.token_budget = (
+                recipe.get("steps", 0),
+                recipe.get("token_budget", 0),
+            )
             self._has_recipe = True
         rows = self._tail.read() if self._has_recipe else []
         if rows:
@@ -343,24 +381,35 @@ class Followed:
 
 
 def follow(
-    folders: Mapping[str, Path], alive: Callable[[], bool], *, console: Console, every_s: float = EVERY_S,
+    folders: Mapping[str, Path],
+    alive: Callable[[], bool],
+    *,
+    console: Console,
+    every_s: float = EVERY_S,
     poll_s: float = POLL_S,
-) -> None:  # fmt: skip
+) -> None:
     """Shows the runs in these folders, by name, while `alive()`, and once more at the end."""
     runs = [Followed(name, folder) for name, folder in folders.items()]
-    pace, share, moved_at = Pace(PACE_WINDOW * len(runs)), -1.0, 0.0  # all runs as one, also those that still wait
+    # all runs as one, also those that still wait
+    pace, share, moved_at = Pace(PACE_WINDOW * len(runs)), -1.0, 0.0
     with Live(console=console, auto_refresh=False) if redraws(console) else nullcontext() as live:
         going = True
         while going:
             going = alive()
             evaluated = [run.read() for run in runs]
             if live is not None:
-                lines, now = [(run.status, run.left() if going else None) for run in runs], time.monotonic()
-                before, share = share, sum(run.status.progress for run in runs) / len(runs)
+                lines = [(run.status, run.left() if going else None) for run in runs]
+                now = time.monotonic()
+                before = share
+                share = sum(run.status.progress for run in runs) / len(runs)
                 if share != before:
                     moved_at = now
                     pace.add(now, share)
-                lefts = [left for left in (pace.left(now - moved_at), *(left for _, left in lines)) if left is not None]
+                lefts = [
+                    left
+                    for left in (pace.left(now - moved_at), *(left for _, left in lines))
+                    if left is not None
+                ]
                 together = (share, max(lefts, default=None)) if len(runs) > 1 else None
                 live.update(progress_table(lines, console.width, together), refresh=True)
             else:
@@ -391,15 +440,23 @@ def run_footer(status: Status, left: float | None, width: int) -> Table:
         table.add_column(no_wrap=True)
     ends = _left(status.progress, left)
     course = Text(sparkline(status.accuracies, max(4, width // 5)), style="cyan")
-    words = (f"{formats.percent(status.progress):>4}", ends if ends in ("done", formats.MISSING) else f"{ends} left")
+    words = (
+        f"{formats.percent(status.progress):>4}",
+        ends if ends in ("done", formats.MISSING) else f"{ends} left",
+    )
     accuracy = Text(f"accuracy {status.accuracy}", style="bold") if status.evaluation else Text("")
-    table.add_row(Text(f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy)
-    table.caption, table.caption_justify = Text(status.split, style="dim") if status.split else None, "left"
+    table.add_row(
+        Text(f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy
+    )
+    table.caption = Text(status.split, style="dim") if status.split else None
+    table.caption_justify = "left"
     return table
 
 
 def progress_table(
-    lines: Sequence[tuple[Status, float | None]], width: int, together: tuple[float, float | None] | None = None
+    lines: Sequence[tuple[Status, float | None]],
+    width: int,
+    together: tuple[float, float | None] | None = None,
 ) -> Table:
     """A line for each run (with its seconds left), and one for all of them (progress and seconds left)."""
     wide = width >= WIDE
@@ -455,6 +512,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """
     if not values:
         return ""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[int((value - low) * scale)] for value in values[-width:])

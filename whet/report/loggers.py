@@ -59,9 +59,13 @@ def open_wandb(run: RunLog, before: int) -> Client:
 def open_trackio(run: RunLog, before: int) -> Client:
     import trackio
 
-    project, resume = os.environ.get("TRACKIO_PROJECT", "whet"), "never" if before < 0 else "allow"
-    group, config = arm_name(run.name), dict(run.settings)
-    trackio.init(project=project, name=run.name, group=group, config=config, resume=resume, embed=False)
+    project = os.environ.get("TRACKIO_PROJECT", "whet")
+    resume = "never" if before < 0 else "allow"
+    group = arm_name(run.name)
+    config = dict(run.settings)
+    trackio.init(
+        project=project, name=run.name, group=group, config=config, resume=resume, embed=False
+    )
     return lambda step, row: trackio.log(dict(row), step=step), trackio.finish
 
 
@@ -92,21 +96,31 @@ def open_jsonl(run: RunLog, before: int) -> Client:
     return write, lambda: None
 
 
-CLIENTS = {"wandb": open_wandb, "trackio": open_trackio, "tensorboard": open_tensorboard, "jsonl": open_jsonl}
+CLIENTS = {
+    "wandb": open_wandb,
+    "trackio": open_trackio,
+    "tensorboard": open_tensorboard,
+    "jsonl": open_jsonl,
+}
 
 
 def send(name: str, folder: Path, before: int) -> None:
     """Sends each row after the step `before` once, until standard input ends, as it does with the run."""
     ((title, path),) = name_runs([folder]).items()
     write, close = CLIENTS[name](read_run(title, path), before)
-    tail, going = FileTail(path / "metrics.jsonl"), True
+    tail = FileTail(path / "metrics.jsonl")
+    going = True
     while going:
         going = not select.select([sys.stdin], [], [], POLL_S)[0]
         for row in tail.read():
             step = int(number(row, "step") or 0)
             if step > before:
                 before = step
-                known = {key: value for key in row if (value := number(row, key)) is not None and key != "step"}
+                known = {
+                    key: value
+                    for key in row
+                    if (value := number(row, key)) is not None and key != "step"
+                }
                 write(step, known)
     close()
 
@@ -121,7 +135,9 @@ def check_loggers(names: Sequence[str]) -> None:
             raise WhetError(f'--log "{name}" is not known; it is one of {", ".join(CLIENTS)}.')
         found = importlib.util.find_spec(name if name != "jsonl" else "json")
         if found is None or found.origin is None:  # a mere folder of that name is no package
-            raise WhetError(f'--log {name} needs {name}, which is not installed: pip install "whet[{name}]".')
+            raise WhetError(
+                f'--log {name} needs {name}, which is not installed: pip install "whet[{name}]".'
+            )
 
 
 class Logger:
@@ -143,8 +159,13 @@ class Logger:
             return ""
         self._words.seek(0)
         words = self._words.read().decode(errors="replace").split("\n")
-        last = next((line for line in reversed(words) if line.strip()), f"exit code {self._process.returncode}")
-        return f"--log {self.name} has failed, and the run goes on without it: {last.strip()[:NOTE]}"
+        last = next(
+            (line for line in reversed(words) if line.strip()),
+            f"exit code {self._process.returncode}",
+        )
+        return (
+            f"--log {self.name} has failed, and the run goes on without it: {last.strip()[:NOTE]}"
+        )
 
     def close(self) -> str:
         """Lets it send what is left; a sentence if it cannot."""
@@ -165,12 +186,15 @@ class LoggedProgress(RunProgress):
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         super().__init__()
-        self._names, self._folder = list(dict.fromkeys(names)), folder
+        self._names = list(dict.fromkeys(names))
+        self._folder = folder
         self._loggers: list[Logger] | None = None  # until there is a row to send
 
     def update(self, metrics: Row, progress: float) -> None:
         if self._loggers is None:
-            self._loggers = [Logger(name, self._folder, int(metrics["step"])) for name in self._names]
+            self._loggers = [
+                Logger(name, self._folder, int(metrics["step"])) for name in self._names
+            ]
         super().update(metrics, progress)
         for logger in [*self._loggers]:
             if logger.failed():

@@ -24,7 +24,8 @@ from whet.report.data import FORMAT, Data, PageData
 from whet.report.rollouts import to_json
 from whet.text import printable
 
-STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
+STYLES = ("uPlot.min.css", "page.css")
+SCRIPTS = ("uPlot.iife.min.js", "page.js")
 PLACE = re.compile(r"<!--([A-Z]+)-->")
 EVALUATIONS = 50  # of a run in the table without a script, evenly chosen
 
@@ -34,11 +35,15 @@ def write_page(out: Path, folders: Folders, *, title: str, note: str = "") -> No
     files.write_text(out, document(PageData(folders, title=title, note=note).read()))
 
 
-def write_chapters(out: Path, chapters: Mapping[str, tuple[Folders, str]], *, title: str, note: str = "") -> None:
+def write_chapters(
+    out: Path, chapters: Mapping[str, tuple[Folders, str]], *, title: str, note: str = ""
+) -> None:
     """Writes several comparisons (title -> folders and note) on one page, of which the reader sees one at a time."""
     parts = [PageData(of, title=name, note=text).read() for name, (of, text) in chapters.items()]
     page: Data = {"format": FORMAT, "title": title, "note": note, "live": False, "cursor": ""}
-    files.write_text(out, document(page | {"runs": [], "arms": [], "compare": None, "chapters": parts}))
+    files.write_text(
+        out, document(page | {"runs": [], "arms": [], "compare": None, "chapters": parts})
+    )
 
 
 def asset(name: str) -> str:
@@ -47,7 +52,8 @@ def asset(name: str) -> str:
 
 def document(page: Data) -> str:
     """The page as one file."""
-    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
+    styles = [asset(name) for name in STYLES]
+    scripts = [asset(name) for name in SCRIPTS]
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src-attr 'unsafe-inline'; "
     policy += f"style-src {_hashes(styles)}; script-src {_hashes(scripts)}"
     meta = Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
@@ -65,9 +71,13 @@ def served_document(title: str) -> str:
     """The page without its data, which its script asks for."""
     styles = [Html(f'<link rel="stylesheet" href="assets/{name}">') for name in STYLES]
     scripts = [Html(f'<script src="assets/{name}" defer></script>') for name in SCRIPTS]
-    words = "This page needs its script; `whet report RUN` writes a file with the numbers as tables."
+    words = (
+        "This page needs its script; `whet report RUN` writes a file with the numbers as tables."
+    )
     nothing = tag("noscript", tag("p", words))
-    return _fill(TITLE=escape(title), STYLE=join(styles), NOSCRIPT=nothing, DATA="", SCRIPT=join(scripts))
+    return _fill(
+        TITLE=escape(title), STYLE=join(styles), NOSCRIPT=nothing, DATA="", SCRIPT=join(scripts)
+    )
 
 
 def _fill(**parts: str) -> str:
@@ -93,7 +103,9 @@ def without_script(page: Data) -> Html:
         for table in chapter["compare"]["tables"]:
             rows = [[row[0], *map(_cell_words, row[1:])] for row in table["rows"]]
             parts.append(_table(["", *table["heads"]], rows, table["title"]))
-        parts += [tag("p", note) for note in chapter["compare"]["verdicts"] + chapter["compare"]["notes"]]
+        parts += [
+            tag("p", note) for note in chapter["compare"]["verdicts"] + chapter["compare"]["notes"]
+        ]
     return tag("noscript", *parts)
 
 
@@ -107,20 +119,46 @@ def _headlines(runs: Sequence[Data]) -> Html:
     for run in runs:
         head = run["headline"]
         spread = (
-            f" ({formats.accuracy(head['low'])}–{formats.accuracy(head['high'])})" if head["low"] is not None else ""
+            f" ({formats.accuracy(head['low'])}–{formats.accuracy(head['high'])})"
+            if head["low"] is not None
+            else ""
         )
         accuracy = formats.accuracy(head["accuracy"]) + spread
-        costs = [formats.count(head["steps"]), formats.count(head["tokens"]), formats.duration(head["seconds"])]
-        words = [head["hardware"], head["recipe"], run["state"], " ".join(filter(None, (head["verdict"], run["note"])))]
+        costs = [
+            formats.count(head["steps"]),
+            formats.count(head["tokens"]),
+            formats.duration(head["seconds"]),
+        ]
+        words = [
+            head["hardware"],
+            head["recipe"],
+            run["state"],
+            " ".join(filter(None, (head["verdict"], run["note"]))),
+        ]
         rows.append([run["name"], accuracy, *costs, *words])
-    heads = ["run", "accuracy (95% range)", "steps", "tokens", "time", "hardware", "recipe", "state", "verdict"]
+    heads = [
+        "run",
+        "accuracy (95% range)",
+        "steps",
+        "tokens",
+        "time",
+        "hardware",
+        "recipe",
+        "state",
+        "verdict",
+    ]
     return _table(heads, rows, "Runs")
 
 
 def _evaluations(run: Data) -> Html:
     """Accuracies by step, with what they had cost by then."""
-    series, names = run["series"], run["evaluations"]
-    found = [i for i in range(len(series["step"])) if any(series[f"eval/{n}/accuracy"][i] is not None for n in names)]
+    series = run["series"]
+    names = run["evaluations"]
+    found = [
+        i
+        for i in range(len(series["step"]))
+        if any(series[f"eval/{n}/accuracy"][i] is not None for n in names)
+    ]
     found = found[:: -(-len(found) // EVALUATIONS) or 1]
     rows = [
         [
@@ -131,13 +169,20 @@ def _evaluations(run: Data) -> Html:
         ]
         for i in found
     ]
-    return _table(["step", "tokens", "time", *names], rows, f"Accuracy of {run['name']}") if rows else Html()
+    return (
+        _table(["step", "tokens", "time", *names], rows, f"Accuracy of {run['name']}")
+        if rows
+        else Html()
+    )
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Html:
     """The first cell of a row is its name."""
     top = tag("tr", *(tag("th", head, scope="col") for head in heads))
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    body = [
+        tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
+        for row in rows
+    ]
     return tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *body))
 
 

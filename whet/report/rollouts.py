@@ -26,7 +26,8 @@ VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^",}\s]+')
 KEYS = [f'"{name}": '.encode() for name in FIELDS]  # as the writer of the run spells them
 PLAIN = re.compile(rb"[a-z0-9 .,:;=+*/()#-]+")  # characters that stand in JSON as they are
 ALONE, SERVED = 8_000, 100_000  # characters of a text in a page that stands alone, and in an answer
-VERDICTS = {verdict: place for place, verdict in enumerate(FIRST)}  # what else stands there counts as unjudged
+# what else stands there counts as unjudged
+VERDICTS = {verdict: place for place, verdict in enumerate(FIRST)}
 READ = 2**28  # bytes that one search reads
 AHEAD = 4  # times the bytes of a selection are read to choose from
 
@@ -75,13 +76,16 @@ def to_json(value: Any) -> str:
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), separators=(",", ":"))
+        text = json.dumps(
+            json.loads(json.dumps(value), parse_constant=lambda _: None), separators=(",", ":")
+        )
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def index_lines(data: bytes) -> list[Line]:
     """The whole lines of a file."""
-    lines, start = [], 0
+    lines = []
+    start = 0
     while (end := data.find(b"\n", start)) >= 0:
         line = data[start:end]
         if KEYS[0] in line and line.startswith(b"{") and line.endswith(b"}"):
@@ -114,11 +118,17 @@ def read_shown(row: Mapping[str, Any], kind: str, longest: int) -> Shown:
     names = ("prompt_id", "group_id", "phase", "finish", "version", "note", "level")
     cut |= {name: shorten(text, 200) for name in names if isinstance(text := shown[name], str)}
     pieces = row.get("pieces")
-    if cut["response"] == excerpt["response"] and isinstance(pieces, list) and all(isinstance(p, str) for p in pieces):
+    if (
+        cut["response"] == excerpt["response"]
+        and isinstance(pieces, list)
+        and all(isinstance(p, str) for p in pieces)
+    ):
         shown["pieces"] = pieces
         for name in ("log_probs", "entropies", "drafted"):
             values = row.get(name)
-            if isinstance(values, str if name == "drafted" else list) and len(values) == len(pieces):
+            if isinstance(values, str if name == "drafted" else list) and len(values) == len(
+                pieces
+            ):
                 shown[name] = values
     return shown | cut
 
@@ -134,17 +144,22 @@ class RolloutShelf:
     def files(self) -> list[File]:
         """Newest first; links are left out, since they may lead out of the folder."""
         found = []
-        for step, path in [] if (self.folder / ROLLOUTS).is_symlink() else rollout_files(self.folder):
+        for step, path in (
+            [] if (self.folder / ROLLOUTS).is_symlink() else rollout_files(self.folder)
+        ):
             try:
                 about = path.lstat()
             except OSError:  # cut back in this moment
                 continue
             if stat.S_ISREG(about.st_mode):
-                found.append(File(step, path.name.split("_")[0], path, (about.st_mtime_ns, about.st_size)))
+                found.append(
+                    File(step, path.name.split("_")[0], path, (about.st_mtime_ns, about.st_size))
+                )
         return sorted(found, reverse=True)
 
     def overview(self) -> dict[str, Any]:
-        files, total = self.files(), 0
+        files = self.files()
+        total = 0
         for file in files:
             known = self._counted.get(file.path)
             if known is None or known[0] != file.stamp:
@@ -159,9 +174,16 @@ class RolloutShelf:
         return known[1]
 
     def find(
-        self, *, filters: Mapping[str, str], step: int | None = None, kind: str = "", text: str = "",
-        after: Bookmark | None = None, limit: int = 50, each: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        *,
+        filters: Mapping[str, str],
+        step: int | None = None,
+        kind: str = "",
+        text: str = "",
+        after: Bookmark | None = None,
+        limit: int = 50,
+        each: bool = False,
+    ) -> dict[str, Any]:
         """Rollouts that fit, where the next ones begin (or None), and how many were looked at. `filters` are fields of
         a `Line` and their values; `text` is looked for in prompt, response, answer and id, whatever the case of its
         ASCII letters is. With `each` a step gives one rollout of each prompt, a wrong one if there is one. A search
@@ -169,10 +191,15 @@ class RolloutShelf:
         rows: list[tuple[Bookmark, Shown]] = []
         searched = read = 0
         needle = text.encode(errors="surrogatepass").lower()
-        part = max(PLAIN.findall(needle), key=len, default=b"")  # what every line with the text must contain
+        # what every line with the text must contain
+        part = max(PLAIN.findall(needle), key=len, default=b"")
 
         def answer(following: Bookmark | None) -> dict[str, Any]:
-            return {"rows": [row for _, row in rows], "next": following and str(following), "searched": searched}
+            return {
+                "rows": [row for _, row in rows],
+                "next": following and str(following),
+                "searched": searched,
+            }
 
         for file in self.files():
             before = Bookmark(file.step, file.kind, -1)
@@ -210,7 +237,9 @@ class RolloutShelf:
     def select(self, budget: int) -> list[Shown]:
         """Whole groups that take at most `budget` bytes: from the newest step, the oldest, and evenly between them,
         groups with right and wrong rollouts and others in turn. The early steps come first."""
-        files, waiting, read = self.files(), list[Iterator[list[Shown]]](), 0
+        files = self.files()
+        waiting = list[Iterator[list[Shown]]]()
+        read = 0
         for i in spread(len(files)):
             file = files[len(files) - 1 - i]
             read += file.stamp[1]
@@ -262,7 +291,9 @@ def _groups(file: File) -> list[list[Shown]]:
 def _fits(line: Line, filters: Mapping[str, str]) -> bool:
     """A part of the prompt's id is enough, as in a page that stands alone."""
     found = ((key, getattr(line, key), wanted) for key, wanted in filters.items())
-    return all(wanted in value if key == "prompt_id" else wanted == value for key, value, wanted in found)
+    return all(
+        wanted in value if key == "prompt_id" else wanted == value for key, value, wanted in found
+    )
 
 
 def _one_of_each(lines: Sequence[Line], fitting: Sequence[int]) -> list[int]:
@@ -276,5 +307,8 @@ def _holds(row: Mapping[str, Any], needle: bytes) -> bool:
     if not needle:
         return True
     excerpt = read_excerpt(row)
-    texts = (excerpt[name].encode(errors="surrogatepass") for name in ("prompt", "response", "answer", "prompt_id"))
+    texts = (
+        excerpt[name].encode(errors="surrogatepass")
+        for name in ("prompt", "response", "answer", "prompt_id")
+    )
     return any(needle in text.lower() for text in texts)

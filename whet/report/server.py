@@ -17,14 +17,27 @@ import threading
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from whet.adapters.serve import QuietHandler, QuietServer, Refused, excerpt, is_loopback, is_own_host
+from whet.adapters.serve import (
+    QuietHandler,
+    QuietServer,
+    Refused,
+    excerpt,
+    is_loopback,
+    is_own_host,
+)
 from whet.errors import WhetError
 from whet.report.data import PageData
 from whet.report.page import SCRIPTS, STYLES, asset, served_document
 from whet.report.rollouts import Bookmark, to_json
 
 MOST = 500  # rollouts in one answer
-FILTERS = {"prompt": "prompt_id", "group": "group_id", "verdict": "verdict", "phase": "phase", "level": "level"}
+FILTERS = {
+    "prompt": "prompt_id",
+    "group": "group_id",
+    "verdict": "verdict",
+    "phase": "phase",
+    "level": "level",
+}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -36,7 +49,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-HTML, JSON = "text/html; charset=utf-8", "application/json"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 
 
 class PageHandler(QuietHandler):
@@ -85,21 +99,36 @@ class PageServer(QuietServer):
             raise Refused(403, "This page is served under its own address only.")
         try:
             parts = urlsplit(path)
-            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=20)
+            pairs = parse_qsl(
+                parts.query,
+                keep_blank_values=True,
+                strict_parsing=bool(parts.query),
+                max_num_fields=20,
+            )
         except ValueError:
             raise Refused(400, "The question is not understood.") from None
-        way, query = unquote(parts.path).split("/")[1:], dict(pairs)
-        if self.token and not hmac.compare_digest((way.pop(0) if way else "").encode(), self.token.encode()):
-            raise Refused(403, "The token in the address is wrong or missing; take the address that whet printed.")
+        way = unquote(parts.path).split("/")[1:]
+        query = dict(pairs)
+        if self.token and not hmac.compare_digest(
+            (way.pop(0) if way else "").encode(), self.token.encode()
+        ):
+            raise Refused(
+                403,
+                "The token in the address is wrong or missing; take the address that whet printed.",
+            )
         match way:
             case [""]:
                 return HTML, served_document(self.page.title)
             case ["assets", name] if name in STYLES + SCRIPTS:
-                return f"text/{'css' if name.endswith('.css') else 'javascript'}; charset=utf-8", asset(name)
+                return (
+                    f"text/{'css' if name.endswith('.css') else 'javascript'}; charset=utf-8",
+                    asset(name),
+                )
             case ["data"]:
                 with self.lock:
                     page = to_json(self.page.read(live=True, after=query.get("after", "")))
-                    if not self.indexer.ident:  # once the first page is out, before a reader looks for a prompt
+                    # once the first page is out, before a reader looks for a prompt
+                    if not self.indexer.ident:
                         self.indexer.start()
                     return JSON, page
             case ["rollouts"]:
@@ -115,14 +144,17 @@ class PageServer(QuietServer):
     def _rollouts(self, query: dict[str, str]) -> dict[str, Any]:
         def whole(name: str, default: int | None, most: int) -> int | None:
             text = query.get(name, "")
-            if text and not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= most):
+            if text and not (
+                text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= most
+            ):
                 raise Refused(400, f'{name} = "{text[:40]}" is no number from 0 to {most}.')
             return int(text) if text else default
 
         shelf = self.page.shelves[whole("run", 0, len(self.page.shelves) - 1) or 0]
         filters = {field: query[name] for name, field in FILTERS.items() if query.get(name)}
         after = Bookmark.read(query["after"]) if query.get("after") else None
-        step, limit = whole("step", None, 10**18), whole("limit", 50, MOST) or 1
+        step = whole("step", None, 10**18)
+        limit = whole("limit", 50, MOST) or 1
         # Evaluation numbers its groups from 0 each time, so a number alone is that of a training group.
         kind = query.get("kind") or ("step" if "group" in query else "")
         with self.lock:

@@ -37,13 +37,17 @@ def judge(log: RunLog, rows: Sequence[Row], evaluation: str | None) -> str:
 
 def _entry(settings: Mapping[str, Any], evaluation: str | None) -> str:
     """The prefix of the settings of an evaluation, such as "eval.0."; "" if it has none."""
-    found = (key for key, value in settings.items() if value == evaluation and key.startswith("eval."))
+    found = (
+        key for key, value in settings.items() if value == evaluation and key.startswith("eval.")
+    )
     return next((key.removesuffix("name") for key in found if key.endswith(".name")), "")
 
 
 def is_greedy(settings: Mapping[str, Any], evaluation: str | None) -> bool:
     """Whether responses are not drawn: the temperature is 0, which is the default."""
-    return evaluation is not None and not settings.get(f"{_entry(settings, evaluation)}temperature", 0.0)
+    return evaluation is not None and not settings.get(
+        f"{_entry(settings, evaluation)}temperature", 0.0
+    )
 
 
 def interval(log: RunLog, evaluation: str | None, *, last: bool) -> tuple[float, float] | None:
@@ -55,11 +59,15 @@ def interval(log: RunLog, evaluation: str | None, *, last: bool) -> tuple[float,
     if not rows:
         return None
     row = rows[-1 if last else 0]
-    low, high, share = number(row, f"{key}_low"), number(row, f"{key}_high"), number(row, key)
+    low = number(row, f"{key}_low")
+    high = number(row, f"{key}_high")
+    share = number(row, key)
     if low is not None and high is not None:
         return low, high
     own = "held_out.size" if evaluation == "held_out" else ""
-    prompts = number(log.settings, f"{_entry(log.settings, evaluation)}limit") or number(log.settings, own)
+    prompts = number(log.settings, f"{_entry(log.settings, evaluation)}limit") or number(
+        log.settings, own
+    )
     return tuple(wilson(min(1.0, max(0.0, share or 0.0)), prompts)) if prompts else None  # type: ignore[return-value]
 
 
@@ -76,7 +84,9 @@ def judge_learning(log: RunLog, evaluation: str | None) -> str:
         return "It was not evaluated yet."
     if len(points) == 1:
         return f"Evaluated once so far: {formats.accuracy(points[0].accuracy)}."
-    first, last, noise = points[0], points[-1], _noise(log, evaluation)
+    first = points[0]
+    last = points[-1]
+    noise = _noise(log, evaluation)
     gain = last.accuracy - first.accuracy
     best = max(points, key=lambda point: point.accuracy)
     points_gained = f"{100 * gain:+.1f} points".replace("-", "−")
@@ -99,9 +109,15 @@ def judge_sharpening(log: RunLog, rows: Sequence[Row]) -> str:
     greedy = next((name for name in evaluation_names(rows) if is_greedy(log.settings, name)), None)
     if greedy is None or len(entropy) < 4 or len(points := evaluations(rows, greedy)) < 2:
         return ""
-    part, noise = max(1, len(entropy) // 10), _noise(log, greedy)
-    before, after = fmean(entropy[:part]), fmean(entropy[-part:])
-    if noise is None or after > SHARPER * before or points[-1].accuracy - points[0].accuracy > noise:
+    part = max(1, len(entropy) // 10)
+    noise = _noise(log, greedy)
+    before = fmean(entropy[:part])
+    after = fmean(entropy[-part:])
+    if (
+        noise is None
+        or after > SHARPER * before
+        or points[-1].accuracy - points[0].accuracy > noise
+    ):
         return ""
     return f"It sharpens only: entropy fell from {before:.2g} to {after:.2g}, and greedy answers did not get better."
 
@@ -110,7 +126,8 @@ def judge_sharpening(log: RunLog, rows: Sequence[Row]) -> str:
 
 
 def judge_signal(log: RunLog, rows: Sequence[Row]) -> str:
-    lost, cheaper = lost_rollouts(log.settings, rows), forecast_saving(log.settings, rows)
+    lost = lost_rollouts(log.settings, rows)
+    cheaper = forecast_saving(log.settings, rows)
     words = [f"{formats.share(lost)} of the rollouts carried no signal"] if lost is not None else []
     if cheaper is not None and cheaper[1] >= WORTH:
         saved = f"{NAMES[cheaper[0]]} would save about {round(20 * cheaper[1]) * 5}% of the tokens"
@@ -121,13 +138,18 @@ def judge_signal(log: RunLog, rows: Sequence[Row]) -> str:
 def lost_rollouts(settings: Mapping[str, Any], rows: Sequence[Row]) -> float | None:
     """The share of the rollouts with no part in a gradient. The learner leaves out those without an advantage, unless a
     KL or entropy term needs them; then the share of groups with signal is counted."""
-    asked, used, found = number(rows[-1], "rollouts") if rows else None, 0.0, 0
+    asked = number(rows[-1], "rollouts") if rows else None
+    used = 0.0
+    found = 0
     terms = number(settings, "learn.kl_coef") or number(settings, "learn.entropy_coef")
     for row in rows:
-        trained, signal = number(row, "learn/rollouts"), number(row, "learn/signal_share")
+        trained = number(row, "learn/rollouts")
+        signal = number(row, "learn/signal_share")
         if trained is not None and signal is not None:
-            used, found = used + trained * (signal if terms else 1.0), found + 1
-    if not asked or not found or found < 0.9 * (number(rows[-1], "step") or 0.0):  # a log with gaps counts too few
+            used = used + trained * (signal if terms else 1.0)
+            found = found + 1
+    # a log with gaps counts too few
+    if not asked or not found or found < 0.9 * (number(rows[-1], "step") or 0.0):
         return None
     return min(1.0, max(0.0, 1.0 - used / asked))
 
@@ -138,24 +160,35 @@ def forecast_saving(settings: Mapping[str, Any], rows: Sequence[Row]) -> tuple[s
     from whet.tools import forecast
 
     size = int(number(settings, "curriculum.rollouts") or 0)
-    if settings.get("curriculum.name") not in ("uniform", "dapo") or settings.get("curriculum.source") or size < 3:
+    if (
+        settings.get("curriculum.name") not in ("uniform", "dapo")
+        or settings.get("curriculum.source")
+        or size < 3
+    ):
         return None
     weights = _pass_rates(rows, size)
     total = sum(weights.values())
-    useful = sum(count for rate, count in weights.items() if 0.0 < rate < 1.0) / total if total else 0.0
+    useful = (
+        sum(count for rate, count in weights.items() if 0.0 < rate < 1.0) / total if total else 0.0
+    )
     if total < GROUPS or useful == 0.0:
         return None
-    rates, shares = np.array(list(weights)), np.array(list(weights.values())) / total
+    rates = np.array(list(weights))
+    shares = np.array(list(weights.values())) / total
     screens = [float(shares @ (1.0 - rates**s - (1.0 - rates) ** s)) for s in range(2, size)]
     costs = {"speed": min(s / share + size - s for s, share in enumerate(screens, 2))}
     prompts = np.repeat(rates, np.floor(PLAYED * shares + 0.5).astype(int))
     groups = max(1, prompts.size // forecast.PARTS)
     plays = [
-        forecast.play_cures(prompts, np.ones(prompts.size), groups, size, 2 * forecast.PARTS, forecast.TAU, seed)
+        forecast.play_cures(
+            prompts, np.ones(prompts.size), groups, size, 2 * forecast.PARTS, forecast.TAU, seed
+        )
         for seed in range(5)
     ]
-    found, passes = sum(play.useful for play in plays), number(rows[-1], "curriculum/epoch") or 0.0
-    if found and passes >= 2.0:  # what it is played for; it knows nothing of prompts that never come back
+    found = sum(play.useful for play in plays)
+    passes = number(rows[-1], "curriculum/epoch") or 0.0
+    # what it is played for; it knows nothing of prompts that never come back
+    if found and passes >= 2.0:
         costs["cures"] = sum(play.tokens for play in plays) / found
     name = min(costs, key=lambda curriculum: costs[curriculum])
     return name, 1.0 - costs[name] * useful / size
@@ -171,7 +204,9 @@ def _pass_rates(rows: Sequence[Row], size: int) -> dict[float, float]:
     weights = dict.fromkeys([0.0, *middles.values(), 1.0], 0.0)
     for row in rows:
         for name, rate in middles.items():
-            weights[rate] += (number(row, f"pass_rate/{name}") or 0.0) * (number(row, "batch/groups") or 0.0)
+            weights[rate] += (number(row, f"pass_rate/{name}") or 0.0) * (
+                number(row, "batch/groups") or 0.0
+            )
     last = rows[-1] if rows else {}
     weights[0.0] += number(last, "curriculum/rejected_hard") or 0.0
     weights[1.0] += number(last, "curriculum/rejected_easy") or 0.0

@@ -31,7 +31,8 @@ Excerpt = dict[str, Any]  # one rollout to show
 
 def read_excerpt(row: Mapping[str, Any]) -> Excerpt:
     """Reads a row of any shape: whatever is missing or odd gets a default."""
-    prompt, verdict = row.get("prompt", ""), row.get("verdict")
+    prompt = row.get("prompt", "")
+    verdict = row.get("verdict")
     if isinstance(prompt, list):  # chat turns, each under its role
         turns = (turn if isinstance(turn, Mapping) else {} for turn in prompt)
         prompt = "\n".join(f"{turn.get('role', '?')}: {turn.get('content', '')}" for turn in turns)
@@ -66,9 +67,14 @@ def shorten(text: str, most: int) -> str:
 
 
 def view_run(
-    folder: Path, *, console: Console, step: int | None = None, verdict: str | None = None, phase: str | None = None,
+    folder: Path,
+    *,
+    console: Console,
+    step: int | None = None,
+    verdict: str | None = None,
+    phase: str | None = None,
     limit: int = 20,
-) -> None:  # fmt: skip
+) -> None:
     """Prints at most `limit` rollouts that match the filters, each group under its prompt."""
     if verdict is not None and verdict not in MARKS:
         raise WhetError(f'There is no verdict "{verdict}"; it is one of {", ".join(MARKS)}.')
@@ -142,9 +148,18 @@ def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Con
     show(first["prompt"], 2, "")
     show(f"answer: {first['answer']}", 2, "dim")
     for excerpt in shown:
-        style, reward = STYLES[excerpt["verdict"]], "–" if excerpt["reward"] is None else f"{excerpt['reward']:.2f}"
-        numbers = (f"reward {reward}", f"{excerpt['length']} tokens", f"version {excerpt['version']}")
-        words = [printable(word, one_line=True) for word in (*numbers, excerpt["finish"], excerpt["phase"]) if word]
+        style = STYLES[excerpt["verdict"]]
+        reward = "–" if excerpt["reward"] is None else f"{excerpt['reward']:.2f}"
+        numbers = (
+            f"reward {reward}",
+            f"{excerpt['length']} tokens",
+            f"version {excerpt['version']}",
+        )
+        words = [
+            printable(word, one_line=True)
+            for word in (*numbers, excerpt["finish"], excerpt["phase"])
+            if word
+        ]
         facts = Text(f"{MARKS[excerpt['verdict']]} {excerpt['verdict']:<9}", style=f"bold {style}")
         console.print(Padding(facts.append("  ".join(words), style="dim"), (0, 0, 0, 2)))
         if excerpt["note"]:

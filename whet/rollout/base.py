@@ -33,7 +33,9 @@ class Engine(Protocol):
         since its last call (possibly none). Evaluation rollouts are returned by `generate` only.
         """
 
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def generate(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:
         """Run these requests to their end and return their rollouts in request order. Other rollouts go on meanwhile
         and are collected later. `on_progress` receives the number of finished rollouts whenever it changes."""
 
@@ -73,7 +75,9 @@ PARTS = ("ids", "log_probs", "versions")  # arrays of a trace, with an entry per
 @functools.cache
 def empty_trace(dtype: np.dtype[Any]) -> Trace:
     """One object for all flights, since nothing can be written to it. dtype: that of log-probs."""
-    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
+    return Trace(
+        ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32)
+    )
 
 
 def join_traces(traces: Iterable[Trace], dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -85,7 +89,10 @@ def join_traces(traces: Iterable[Trace], dtype: np.dtype[Any]) -> dict[str, np.n
 def split_traces(arrays: Mapping[str, np.ndarray], sizes: Sequence[int]) -> list[Trace]:
     """Traces of so many tokens each. They are copies, because a view would keep the tokens of all of them alive."""
     ends = np.cumsum(sizes)
-    return [Trace(**{name: arrays[name][e - n : e].copy() for name in PARTS}) for n, e in zip(sizes, ends, strict=True)]
+    return [
+        Trace(**{name: arrays[name][e - n : e].copy() for name in PARTS})
+        for n, e in zip(sizes, ends, strict=True)
+    ]
 
 
 class RolloutStore:
@@ -98,7 +105,9 @@ class RolloutStore:
         for rollout in rollouts:
             trace = rollout.trace
             assert trace is not None, f"rollout {rollout.key} has no trace"
-            assert trace.ids.size == trace.log_probs.size == trace.versions.size, f"rollout {rollout.key} is ragged"
+            assert trace.ids.size == trace.log_probs.size == trace.versions.size, (
+                f"rollout {rollout.key} is ragged"
+            )
             assert rollout.key not in self._traces, f"rollout {rollout.key} came twice"
             self._traces[rollout.key] = trace
             bare.append(changed(rollout, trace=None))
@@ -106,7 +115,10 @@ class RolloutStore:
 
     def attach(self, batch: Batch) -> Batch:
         """Return the batch with the traces of all its rollouts; they stay stored until `keep` frees them."""
-        groups = (dataclasses.replace(g, rollouts=tuple(self.attach_rollouts(g.rollouts))) for g in batch.groups)
+        groups = (
+            dataclasses.replace(g, rollouts=tuple(self.attach_rollouts(g.rollouts)))
+            for g in batch.groups
+        )
         return dataclasses.replace(batch, groups=tuple(groups))
 
     def attach_rollouts(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
@@ -127,11 +139,20 @@ class RolloutStore:
         (group_id, index) with the tokens offsets[i] to offsets[i + 1]."""
         ends = np.cumsum([0, *(trace.ids.size for trace in self._traces.values())], dtype=np.int64)
         keys = np.array(list(self._traces), np.int64).reshape(-1, 2)
-        return {"keys": keys, "offsets": ends, **join_traces(self._traces.values(), np.dtype(np.float32))}
+        return {
+            "keys": keys,
+            "offsets": ends,
+            **join_traces(self._traces.values(), np.dtype(np.float32)),
+        }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the stored traces by those that `arrays` returned."""
-        offsets, keys = arrays["offsets"], arrays["keys"].tolist()
-        assert len(offsets) == len(keys) + 1 and offsets[-1] == arrays["ids"].size, "offsets and tokens disagree"
+        offsets = arrays["offsets"]
+        keys = arrays["keys"].tolist()
+        assert len(offsets) == len(keys) + 1 and offsets[-1] == arrays["ids"].size, (
+            "offsets and tokens disagree"
+        )
         traces = split_traces(arrays, np.diff(offsets).tolist())
-        self._traces = {(group_id, index): trace for (group_id, index), trace in zip(keys, traces, strict=True)}
+        self._traces = {
+            (group_id, index): trace for (group_id, index), trace in zip(keys, traces, strict=True)
+        }

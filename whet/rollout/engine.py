@@ -44,13 +44,25 @@ class LocalEngine(FlightEngine):
     eval, group, index) alone, not on the batch: exactly in float64 on a CPU, up to rounding elsewhere.
     """
 
-    can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
+    can = frozenset(
+        {"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"}
+    )
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int, context: int, page: int = 0, pages: int = 0, runners: Any = None,
-        releasable: bool = False, speculation: Speculation | None = None, eagle: EagleHead | None = None,
-        buffer: DataBuffer | None = None, **common: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        context: int,
+        page: int = 0,
+        pages: int = 0,
+        runners: Any = None,
+        releasable: bool = False,
+        speculation: Speculation | None = None,
+        eagle: EagleHead | None = None,
+        buffer: DataBuffer | None = None,
+        **common: Any,
+    ) -> None:
         """runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if it supports the model. releasable:
         on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that reads
         hidden states joins `speculation`; those of finished rollouts go to `buffer`. common: as for `FlightEngine`."""
@@ -64,19 +76,25 @@ class LocalEngine(FlightEngine):
         runners = runners if self.lack is None else None
         extra = extra_shapes(eagle) if eagle is not None else []
         page = page or (runners.page if runners is not None else 0)
-        self.cache = make_cache([*shapes, *extra], slots, context, page, pages, self.device, releasable)
+        self.cache = make_cache(
+            [*shapes, *extra], slots, context, page, pages, self.device, releasable
+        )
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
         self.buffer = buffer
         parts = (self.twin, self.cache, self.rows, self.guesser)
-        self.runner: Runner = EagerRunner(*parts) if runners is None else runners.make(*parts, speculation)
+        self.runner: Runner = (
+            EagerRunner(*parts) if runners is None else runners.make(*parts, speculation)
+        )
         self.scheduler: Scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
         self.speculation = speculation
         if speculation is not None:
             if self.guesser is not None:
                 speculation.join(self.guesser)
             speculation.elsewhere = self.runner.own
-            speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
+            speculation.token_bytes = sum(
+                s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes
+            )
 
     # ---- what callers use
 
@@ -125,14 +143,22 @@ class LocalEngine(FlightEngine):
         """Return the counters since the last call and reset them; rollout/oom counts from the start."""
         out = self._counted("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
         out["rollout/oom"] = float(self.scheduler.ooms)
-        return out | self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
+        return (
+            out
+            | self.runner.stats()
+            | (self.speculation.metrics() if self.speculation is not None else {})
+        )
 
     def pictures(self) -> dict[str, Any]:
-        return super().pictures() | (self.speculation.chooser.pictures() if self.speculation is not None else {})
+        return super().pictures() | (
+            self.speculation.chooser.pictures() if self.speculation is not None else {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         draft = self.speculation.chooser.state_dict() if self.speculation is not None else None
-        return self._state(((flight, self.rows.trace(row)) for row, flight in enumerate(self.rows.flights)), draft)
+        return self._state(
+            ((flight, self.rows.trace(row)) for row, flight in enumerate(self.rows.flights)), draft
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -163,15 +189,19 @@ class LocalEngine(FlightEngine):
                 self._stats["prefill_tokens"] += wave.tokens
         elif running:
             arm = self._choose(running)
-            begin += self.runner.prepare(running, arm)  # what is done once is not part of the step's time
+            # what is done once is not part of the step's time
+            begin += self.runner.prepare(running, arm)
             drawn = self._decode(running, arm)
             accepted, most, had = self._record(drawn, running)
             if self.speculation is not None:
-                steps, seconds = len(drawn.counted), time.perf_counter() - begin
+                steps = len(drawn.counted)
+                seconds = time.perf_counter() - begin
                 # A step before a burst was waited for in full: its time is not typical.
                 typical = steps > 1 or not self.runner.ahead
                 kv_bytes = self.speculation.kv_bytes(rows, running)
-                report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical, had)
+                report = StepReport(
+                    drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical, had
+                )
                 self.speculation.chooser.record(report)
         rows_run = rows.size
         self._retire(rows.finished(self.decode))
@@ -183,7 +213,8 @@ class LocalEngine(FlightEngine):
     def _schedule(self) -> Wave:
         """Preempt the youngest rows until every row has a page for its next token, then choose what to admit."""
         rows = self.rows
-        while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:  # one row alone always fits
+        # one row alone always fits
+        while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:
             youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
             self.scheduler.give_back(self._evict([youngest]))
             self.scheduler.full = True
@@ -195,14 +226,17 @@ class LocalEngine(FlightEngine):
 
     def _decode(self, running: int, arm: DraftArm) -> Drawn:
         """Draw with drafts that the host or the runner makes, or plainly where the host's drafts cannot be fed."""
-        runner, rows = self.runner, self.rows
+        runner = self.runner
+        rows = self.rows
         if arm != OFF and arm.drafter not in runner.own and not runner.ahead:
             assert self.speculation is not None
             most = self._wanted(arm, running)
             reach = rows.length[:running] + most
             if self.cache.lacking(reach) <= self.cache.free:
                 self.cache.grow(reach)
-                return dataclasses.replace(runner.verify(self.speculation.draft(arm, rows, most)), arm=arm)
+                return dataclasses.replace(
+                    runner.verify(self.speculation.draft(arm, rows, most)), arm=arm
+                )
         own = arm if arm.drafter in runner.own else OFF
         return runner.advance(running, (), (), own, ahead=own == arm)
 
@@ -219,17 +253,21 @@ class LocalEngine(FlightEngine):
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(left, arm.depth)
 
-    def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    def _record(
+        self, drawn: Drawn, running: int
+    ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many
         wanted, and how many it had."""
-        rows, steps = self.rows, len(drawn.counted)
+        rows = self.rows
+        steps = len(drawn.counted)
         self._stats["steps"] += steps
         if steps == 1 and drawn.arm == OFF:
             rows.length[:running] += 1
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
             return None, None, None
-        counted, proposed = drawn.counted[:, :running], drawn.proposed[:, :running]
+        counted = drawn.counted[:, :running]
+        proposed = drawn.proposed[:, :running]
         before = counted.cumsum(0) - counted  # tokens of the steps before each
         wanted = self._wanted(drawn.arm, running, before) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn, running, self.version, self.decode)
@@ -250,7 +288,9 @@ class LocalEngine(FlightEngine):
         rows, ways = zip(*ended, strict=True)
         if self.buffer is not None and self.guesser is not None:
             self.guesser.remember(rows, self.buffer, self.version)
-        for flight, finish in sorted(zip(self._evict(rows), ways, strict=True), key=lambda pair: pair[0].arrival):
+        for flight, finish in sorted(
+            zip(self._evict(rows), ways, strict=True), key=lambda pair: pair[0].arrival
+        ):
             self._land(flight, finish)
             self._tell_drafters(flight)
 
@@ -262,8 +302,10 @@ class LocalEngine(FlightEngine):
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is
         under way. Returns the seconds of one-time preparation."""
-        running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
-        if not running or self.rows.fed or drafters.keys() - self.runner.own:  # drafts on the host wait for tokens
+        running = self.rows.ready
+        drafters = self.speculation.drafters if self.speculation is not None else {}
+        # drafts on the host wait for tokens
+        if not running or self.rows.fed or drafters.keys() - self.runner.own:
             return 0.0
         once = self.runner.prepare(running, arm := self._choose(running))
         self.runner.go_ahead(running, arm)
@@ -278,9 +320,11 @@ class LocalEngine(FlightEngine):
         flights wait again, later waves are smaller, and the next step goes on: tokens depend on a flight's key alone,
         so they are the same.
         """
-        rows, scheduler = self.rows, self.scheduler
+        rows = self.rows
+        scheduler = self.scheduler
         source = [running + leader for _, leader in wave.forks]  # the row that each fork copies
-        first, fed = rows.size, rows.fed
+        first = rows.size
+        fed = rows.fed
         leaders = [chunk.flight for chunk in wave.chunks if chunk.start == 0]
         rows.add([*leaders, *(flight for flight, _ in wave.forks)])
         for row, flight in enumerate(leaders, first):
@@ -322,7 +366,8 @@ class LocalEngine(FlightEngine):
 
     def _evict(self, gone: Sequence[int]) -> list[Flight]:
         """Take flights out of their rows, given in rising order, with their tokens."""
-        rows, out = self.rows, []
+        rows = self.rows
+        out = []
         for row in gone:
             out.append(flight := rows.flights[row])
             flight.trace = rows.trace(row)

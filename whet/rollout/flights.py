@@ -19,11 +19,20 @@ from whet.model.noise import row_key
 from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.rows import Flight
 from whet.rollout.scheduler import Lengths, Queue
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+from whet.types import (
+    Finish,
+    Request,
+    Rollout,
+    Trace,
+    rollout_from_json,
+    rollout_to_json,
+    sampling_from_json,
+)
 
 MEMORY = 0.98  # what a step leaves of those before it
 TRAIL = 60  # points at which the running rows of a step are noted, at most
-EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
+# steps after which `early` is called though nothing has finished, so that slow judges are noticed
+EARLY = 8
 
 
 class Trail:
@@ -34,7 +43,8 @@ class Trail:
 
     def clear(self) -> None:
         self.points: list[tuple[float, int]] = []
-        self._every, self._count = 1, 0
+        self._every = 1
+        self._count = 0
 
     def add(self, rows: int) -> None:
         self._count += 1
@@ -50,21 +60,38 @@ class FlightEngine(ABC):
     scheduler: Queue
 
     def __init__(
-        self, model: PreTrainedModel, *, encode: Callable[[str], Sequence[int]],
-        decode: Callable[[Sequence[int]], str], seed: int, slots: int, context: int,
-        mode: Literal["barrier", "stream"] = "barrier", on_update: Literal["cut", "recompute", "keep"] = "cut",
-        version: int = 0, dtype: np.dtype[Any],
-    ) -> None:  # fmt: skip
+        self,
+        model: PreTrainedModel,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+        slots: int,
+        context: int,
+        mode: Literal["barrier", "stream"] = "barrier",
+        on_update: Literal["cut", "recompute", "keep"] = "cut",
+        version: int = 0,
+        dtype: np.dtype[Any],
+    ) -> None:
         """encode: prompt id to token ids. dtype: that of log-probs."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
-            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
-        self.encode, self.decode = encode, decode
-        self.seed, self.slots, self.context = seed, slots, context
-        self.mode, self.on_update, self.version, self.dtype = mode, on_update, version, dtype
+            raise WhetError(
+                f"rollout.context = {context} is more than the {known} positions that the model knows."
+            )
+        self.encode = encode
+        self.decode = decode
+        self.seed = seed
+        self.slots = slots
+        self.context = context
+        self.mode = mode
+        self.on_update = on_update
+        self.version = version
+        self.dtype = dtype
         self.lengths = Lengths()
         self.done: list[Rollout] = []  # finished, waiting to be collected
-        self._tickets: dict[int, dict[int, Rollout]] = {}  # per ticket under way, finished ones by arrival
+        # per ticket under way, finished ones by arrival
+        self._tickets: dict[int, dict[int, Rollout]] = {}
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self.trail = Trail()
@@ -126,12 +153,15 @@ class FlightEngine(ABC):
                 early(self.done[shown:])
                 shown = len(self.done)
             if over:
-                done, self.done = self.done, []
+                done = self.done
+                self.done = []
                 return done
             self.step()
             steps += 1
 
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def generate(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:
         ticket = self.arrivals
         flights = self.order(requests, ticket)
         found = self._tickets[ticket] = {}
@@ -146,7 +176,9 @@ class FlightEngine(ABC):
         """Forget all that was asked for and not handed out."""
         self._evict_all()
         self.scheduler.clear()
-        self.done, self._tickets, self._paced = [], {}, [0.0, 0.0, 0.0]
+        self.done = []
+        self._tickets = {}
+        self._paced = [0.0, 0.0, 0.0]
 
     @property
     def busy(self) -> bool:
@@ -179,7 +211,9 @@ class FlightEngine(ABC):
             raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
         limit = min(request.sampling.max_tokens, self.context - prompt.size)
         if limit < 1:
-            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
+            raise WhetError(
+                f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.'
+            )
         key = row_key(self.seed, request.phase == "eval", request.group_id, index)
         return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
 
@@ -239,15 +273,25 @@ class FlightEngine(ABC):
         running: running flights with their tokens. They are saved as waiting ones, before those that wait: a resumed
         engine prefills them again and goes on. draft: what the choice of drafts has learnt.
         """
-        flights = sorted(running, key=lambda pair: pair[0].arrival) + [(f, f.trace) for f in self.scheduler.waiting]
-        flights = [(flight, trace) for flight, trace in flights if flight.ticket is None]  # `generate` asks again
-        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
+        flights = sorted(running, key=lambda pair: pair[0].arrival) + [
+            (f, f.trace) for f in self.scheduler.waiting
+        ]
+        # `generate` asks again
+        flights = [(flight, trace) for flight, trace in flights if flight.ticket is None]
+        traces = [trace for _, trace in flights] + [
+            r.trace for r in self.done if r.trace is not None
+        ]
         return {
             "version": self.version,
             "arrivals": self.arrivals,
             "begun": np.array(sorted(self.scheduler.begun), np.int64),
             "flights": [
-                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
+                {
+                    **dataclasses.asdict(f.request),
+                    "index": f.index,
+                    "arrival": f.arrival,
+                    "tokens": trace.ids.size,
+                }
                 for f, trace in flights
             ],
             "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
@@ -259,25 +303,35 @@ class FlightEngine(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `_state` returned, except for drafts."""
         assert self.idle, "state is loaded into an engine that has not begun"
-        self.version, self.arrivals = int(state["version"]), 0
+        self.version = int(state["version"])
+        self.arrivals = 0
         self.lengths.load_state_dict(state)
         self.scheduler.clear()
         self.take_on(state)
 
     def take_on(self, state: Mapping[str, Any]) -> None:
         """Go on with what is under way in another engine, behind what is under way here."""
-        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
+        traces = iter(
+            split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])])
+        )
         flights = []
         for data in state["flights"]:
             fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
             request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
             prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            flights.append(self.flight(request, data["index"], self.arrivals + data["arrival"], prompt))
+            flights.append(
+                self.flight(request, data["index"], self.arrivals + data["arrival"], prompt)
+            )
             flights[-1].trace = next(traces)
         begun = set(state["begun"].tolist())
-        if self.on_update == "cut" and (old := int(state["version"])) != self.version:  # as the update would have
-            over = self._cut([f for f in flights if f.request.group_id in begun and f.request.phase != "eval"], old)
-            flights, begun = [f for f in flights if f not in over], set()
+        # as the update would have
+        if self.on_update == "cut" and (old := int(state["version"])) != self.version:
+            over = self._cut(
+                [f for f in flights if f.request.group_id in begun and f.request.phase != "eval"],
+                old,
+            )
+            flights = [f for f in flights if f not in over]
+            begun = set()
         self.scheduler.waiting.extend(flights)
         self.scheduler.begun |= begun
         self.arrivals += int(state["arrivals"])

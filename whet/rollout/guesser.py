@@ -43,7 +43,9 @@ class Guesser(Drafter):
     name = "eagle"
 
     def __init__(self, head: EagleHead, cache: Cache, rows: Rows) -> None:
-        self.head, self.cache, self.rows = head, cache, rows
+        self.head = head
+        self.cache = cache
+        self.rows = rows
         self.device = rows.device
         self.states, self.dummies = cache.keys[-2], cache.values[-2]
         head.attach(cache.keys[-1], cache.values[-1], (cache.table.shape[1] + 1) * cache.page)
@@ -51,50 +53,82 @@ class Guesser(Drafter):
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
         """Store the hidden states [T, width] of tokens just fed, by the rows of `table`; works in a captured graph."""
         hidden = hidden.to(self.states.dtype)[:, None]
-        self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
+        self.head.ops.write_kv(
+            hidden, hidden[..., :1], self.states, self.dummies, table, row, position
+        )
 
-    def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
+    def round(
+        self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int
+    ) -> Tensor:
         """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q]. The
         last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone."""
         batch, new = ids.shape
-        place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
+        place = (
+            state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
+        )
         real = (place >= 0) & (row[:, None] >= 0)
         position = torch.where(real, place, 0)
         at = torch.where(real, row[:, None], -1).flatten()
         page = table.gather(1, (position // self.cache.page).long())
-        hidden = self.states[page.flatten().long(), 0, (position % self.cache.page).flatten().long()]
+        hidden = self.states[
+            page.flatten().long(), 0, (position % self.cache.page).flatten().long()
+        ]
         starts = torch.arange(batch + 1, dtype=torch.int32, device=ids.device) * new
         length = state_length.clamp(min=0)
-        feature = self.head.extend(hidden, ids.flatten(), position.flatten(), at, table, length, starts, new)
+        feature = self.head.extend(
+            hidden, ids.flatten(), position.flatten(), at, table, length, starts, new
+        )
         return self.head.draft(feature.view(batch, new, -1)[:, -1], length, row, table, depth)
 
     def catch_up(self, running: int, depth: int) -> None:
         """Read in one pass all pairs that the next round of this depth would not read by itself."""
         rows = self.rows
-        old, new = rows.paired[:running], rows.length[:running]
+        old = rows.paired[:running]
+        new = rows.length[:running]
         count = new - old
         if count.max() <= depth + 1:
             return
-        texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
-        ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
-        row, position = np.repeat(np.arange(running), count), np.repeat(old, count) + ranges(count)
+        texts = [
+            np.concatenate((f.prompt, rows.ids[i, : rows.count[i]]))
+            for i, f in enumerate(rows.flights[:running])
+        ]
+        ids = np.concatenate(
+            [text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)]
+        )
+        row = np.repeat(np.arange(running), count)
+        position = np.repeat(old, count) + ranges(count)
         starts = np.concatenate(([0], np.cumsum(count)))
         where, token, place, at, table, length, start = to_device(
-            self.device, self._places(row, position), ids, position, row, self.cache.table[:running], new, starts
+            self.device,
+            self._places(row, position),
+            ids,
+            position,
+            row,
+            self.cache.table[:running],
+            new,
+            starts,
         )
-        self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
+        self.head.extend(
+            self._gather(where), token, place, at, table, length, start, int(count.max())
+        )
         rows.paired[:running] = new
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        running, deepest = len(rows), int(most.max(initial=0))
+        running = len(rows)
+        deepest = int(most.max(initial=0))
         if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
         self.catch_up(running, deepest)
         # The newest tokens of each row, prompt included, with zeros before the first.
-        new, before = deepest + 1, np.zeros(deepest, np.int32)
-        ids = np.stack([np.concatenate((before, row.prompt[-new:], row.ids[-new:]))[-new:] for row in rows])
+        new = deepest + 1
+        before = np.zeros(deepest, np.int32)
+        ids = np.stack(
+            [np.concatenate((before, row.prompt[-new:], row.ids[-new:]))[-new:] for row in rows]
+        )
         length = self.rows.length[:running]
-        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.cache.table[:running])
+        last, states, row, table = to_device(
+            self.device, ids, length, np.arange(running), self.cache.table[:running]
+        )
         drafts: np.ndarray = self.round(last, states, row, table, deepest).cpu().numpy()
         self.rows.paired[:running] = length
         return drafts, most.astype(np.int32)

@@ -33,14 +33,17 @@ Shapes = Sequence[KVShape]  # one for each layer
 class Cache:
     """Keys and values of all layers, where every row has a page of its own: no page is ever missing."""
 
-    def __init__(self, shapes: Shapes, pages: int, page: int, device: torch.device, releasable: bool = False) -> None:
+    def __init__(
+        self, shapes: Shapes, pages: int, page: int, device: torch.device, releasable: bool = False
+    ) -> None:
         """page: tokens of a page. releasable: on CUDA the memory can be lent (`arena`)."""
         dims = [(s, s.key_dim) for s in shapes] + [(s, s.value_dim) for s in shapes]
         # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
         pieces = [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims]
         tensors, self.arena = allocate(pieces, device, releasable)
         self.keys, self.values = tensors[: len(shapes)], tensors[len(shapes) :]
-        self.page, self.device = page, device
+        self.page = page
+        self.device = device
         self.trash = pages  # the page that padding is written to
         self.table = np.arange(pages, dtype=np.int32)[:, None]  # pages of each row in order
         self.notes: list[str] = []  # what the user should know about the cache
@@ -79,12 +82,16 @@ class Cache:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
         where = np.concatenate([self._place(rows, position) for rows, position in blocks], 1)
         page, offset, flat = torch.from_numpy(where).to(self.device)
-        out, at = [], 0
+        out = []
+        at = 0
         for rows, position in blocks:
-            first, last = int(position.min()), int(position.max())
+            first = int(position.min())
+            last = int(position.max())
             places = flat[at : at + position.size].view(position.shape)
             level = first == last and position.shape[1] == 1
-            out.append(Block(places, last + 1, rows=rows, table=self._table(rows, last), level=level))
+            out.append(
+                Block(places, last + 1, rows=rows, table=self._table(rows, last), level=level)
+            )
             at += position.size
         return PageContext(self.keys, self.values, page, offset, flat, out)
 
@@ -108,7 +115,14 @@ class Cache:
 
 class PagedCache(Cache):
     def __init__(
-        self, shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool
+        self,
+        shapes: Shapes,
+        slots: int,
+        context: int,
+        page: int,
+        pages: int,
+        device: torch.device,
+        releasable: bool,
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
         self.owners = [0] * pages  # rows that have each page
@@ -149,9 +163,11 @@ class PagedCache(Cache):
         """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
         copied: list[tuple[int, int]] = []
         ways = zip(source, target, tokens, strict=True)
-        for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):  # the rows of a group come together
+        # the rows of a group come together
+        for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):
             rows = [row for _, row, _ in some]
-            shared, half = self.table[src, : n // self.page].tolist(), int(n % self.page > 0)
+            shared = self.table[src, : n // self.page].tolist()
+            half = int(n % self.page > 0)
             self.share(shared, len(rows))
             own = self.take(half * len(rows))
             copied += [(int(self.table[src, len(shared)]), page) for page in own]
@@ -179,21 +195,27 @@ class PagedCache(Cache):
         return np.maximum(length // self.page + 1 - self.held[: length.size], 0)
 
     def move(self, source: np.ndarray, target: np.ndarray, tokens: np.ndarray) -> None:
-        moved, held = self.table[source], self.held[source]
-        self.table[source], self.held[source] = self.trash, 0
-        self.table[target], self.held[target] = moved, held
+        moved = self.table[source]
+        held = self.held[source]
+        self.table[source] = self.trash
+        self.held[source] = 0
+        self.table[target] = moved
+        self.held[target] = held
         self.edits += 1
 
     def close(self, rows: list[int]) -> None:
         self.drop(self.table[rows][np.arange(self.table.shape[1]) < self.held[rows, None]].tolist())
-        self.table[rows], self.held[rows] = self.trash, 0
+        self.table[rows] = self.trash
+        self.held[rows] = 0
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
         return np.take_along_axis(self.table[rows], page, 1), offset
 
     def _table(self, rows: slice, last: int) -> Tensor:
-        return torch.from_numpy(self.table[rows, : last // self.page + 1].astype(np.int64)).to(self.device)
+        return torch.from_numpy(self.table[rows, : last // self.page + 1].astype(np.int64)).to(
+            self.device
+        )
 
     def _set(self, rows: list[int], pages: list[list[int]]) -> None:
         """Give each row as many pages."""
@@ -204,7 +226,13 @@ class PagedCache(Cache):
 
 
 def make_cache(
-    shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool = False
+    shapes: Shapes,
+    slots: int,
+    context: int,
+    page: int,
+    pages: int,
+    device: torch.device,
+    releasable: bool = False,
 ) -> Cache:
     """Make whole slots where `page` is 0, else pages. On a full GPU the pool is halved until it fits, at least one
     context."""
@@ -247,19 +275,26 @@ def make_cache(
 
 ALIGN = 512  # bytes: tensors begin at multiples of it, as torch's own do
 # From cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, .._PROT_READWRITE, .._OUT_OF_MEMORY.
-PINNED, DEVICE, READ_WRITE, NO_MEMORY = 1, 1, 3, 2
+PINNED = 1
+DEVICE = 1
+READ_WRITE = 3
+NO_MEMORY = 2
 
 Piece = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
 
 
-def allocate(pieces: Sequence[Piece], device: torch.device, releasable: bool) -> tuple[list[Tensor], Arena | None]:
+def allocate(
+    pieces: Sequence[Piece], device: torch.device, releasable: bool
+) -> tuple[list[Tensor], Arena | None]:
     """A tensor of zeros for each piece, and the memory behind them where it can be lent, which is on CUDA alone."""
     if not releasable or device.type != "cuda":
         return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in pieces], None
     places, size = layout(pieces)
     arena = Arena(size, device)
     whole = arena.zeros()  # views of it keep the arena alive
-    tensors = [whole[at].view(dtype).view(shape) for at, (shape, dtype) in zip(places, pieces, strict=True)]
+    tensors = [
+        whole[at].view(dtype).view(shape) for at, (shape, dtype) in zip(places, pieces, strict=True)
+    ]
     return tensors, arena
 
 
@@ -298,19 +333,34 @@ class Arena:
     def __init__(self, wanted: int, device: torch.device) -> None:
         """Raises torch.OutOfMemoryError on a full GPU."""
         torch.cuda.init()
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
         self.wanted = wanted
         self.mapped = False
         self._address, self._handle = ctypes.c_uint64(), ctypes.c_uint64()
         self._driver = _load_driver()
-        torch.cuda.synchronize(self.device)  # makes torch's context this thread's: the calls below work in it
+        # makes torch's context this thread's: the calls below work in it
+        torch.cuda.synchronize(self.device)
         self._where = Location(DEVICE, self.device.index)
         self._properties = Properties(type=PINNED, location=self._where)
         unit = ctypes.c_size_t()
-        self._call("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(self._properties), ctypes.c_int(0))
+        self._call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(unit),
+            ctypes.byref(self._properties),
+            ctypes.c_int(0),
+        )
         self.size = max(1, -(-wanted // unit.value)) * unit.value
         self._bytes, zero = ctypes.c_size_t(self.size), ctypes.c_uint64(0)
-        self._call("cuMemAddressReserve", ctypes.byref(self._address), self._bytes, ctypes.c_size_t(0), zero, zero)
+        self._call(
+            "cuMemAddressReserve",
+            ctypes.byref(self._address),
+            self._bytes,
+            ctypes.c_size_t(0),
+            zero,
+            zero,
+        )
         self._map()
 
     def take_back(self) -> None:
@@ -337,16 +387,39 @@ class Arena:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.wanted,), "typestr": "|u1", "data": (self._address.value, False), "version": 2}
+        return {
+            "shape": (self.wanted,),
+            "typestr": "|u1",
+            "data": (self._address.value, False),
+            "version": 2,
+        }
 
     def _map(self) -> None:
-        zero, access = ctypes.c_uint64(0), Access(self._where, READ_WRITE)
-        self._call("cuMemCreate", ctypes.byref(self._handle), self._bytes, ctypes.byref(self._properties), zero)
+        zero = ctypes.c_uint64(0)
+        access = Access(self._where, READ_WRITE)
+        self._call(
+            "cuMemCreate",
+            ctypes.byref(self._handle),
+            self._bytes,
+            ctypes.byref(self._properties),
+            zero,
+        )
         try:
-            self._call("cuMemMap", self._address, self._bytes, ctypes.c_size_t(0), self._handle, zero)
-            self._call("cuMemSetAccess", self._address, self._bytes, ctypes.byref(access), ctypes.c_size_t(1))
+            self._call(
+                "cuMemMap", self._address, self._bytes, ctypes.c_size_t(0), self._handle, zero
+            )
+            self._call(
+                "cuMemSetAccess",
+                self._address,
+                self._bytes,
+                ctypes.byref(access),
+                ctypes.c_size_t(1),
+            )
         except BaseException:  # half mapped: return the memory, whatever state it is in
-            for name, place in (("cuMemUnmap", (self._address, self._bytes)), ("cuMemRelease", (self._handle,))):
+            for name, place in (
+                ("cuMemUnmap", (self._address, self._bytes)),
+                ("cuMemRelease", (self._handle,)),
+            ):
                 with suppress(WhetError, torch.OutOfMemoryError):
                     self._call(name, *place)
             raise
@@ -356,7 +429,8 @@ class Arena:
         """Lose the contents; using the tensors before `take_back` is an illegal access."""
         if not self.mapped:
             return
-        torch.cuda.synchronize(self.device)  # the driver would not wait for work that uses the memory
+        # the driver would not wait for work that uses the memory
+        torch.cuda.synchronize(self.device)
         self.mapped = False
         self._call("cuMemUnmap", self._address, self._bytes)
         self._call("cuMemRelease", self._handle)
@@ -370,16 +444,22 @@ class Arena:
         with torch.cuda.device(self.device):
             code = getattr(self._driver, name)(*arguments)
         if code == NO_MEMORY:
-            raise torch.OutOfMemoryError(f"The GPU has no {self.size / 2**30:.1f} GiB left for the KV cache ({name}).")
+            raise torch.OutOfMemoryError(
+                f"The GPU has no {self.size / 2**30:.1f} GiB left for the KV cache ({name})."
+            )
         if code:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
             why = (text.value or b"unknown").decode(errors="replace")
-            raise WhetError(f"The CUDA driver refused {name} for the KV cache: error {code}, {why}.")
+            raise WhetError(
+                f"The CUDA driver refused {name} for the KV cache: error {code}, {why}."
+            )
 
 
 def _load_driver() -> Any:
     for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
         with suppress(OSError):
             return ctypes.CDLL(name)
-    raise WhetError("The CUDA driver's library, libcuda.so.1, cannot be loaded; without it memory cannot be shared.")
+    raise WhetError(
+        "The CUDA driver's library, libcuda.so.1, cannot be loaded; without it memory cannot be shared."
+    )

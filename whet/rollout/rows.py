@@ -32,7 +32,8 @@ class Flight:
 
     request: Request
     index: int  # place of the rollout in its group
-    arrival: int  # counts up over the engine's life: order of the queue; the youngest is preempted first
+    # counts up over the engine's life: order of the queue; the youngest is preempted first
+    arrival: int
     prompt: np.ndarray
     limit: int  # tokens that it may write: max_tokens, or less where the context ends
     key: tuple[int, int]  # names its noise
@@ -55,9 +56,16 @@ class Flight:
         versions = self.trace.versions
         first, last = (int(versions[0]), int(versions[-1])) if versions.size else (version, version)
         return Rollout.of(
-            self.request, self.index, length=versions.size, finish=finish, first_version=first, last_version=last,
-            drafted=self.drafted, accepted=self.accepted, trace=self.trace,
-        )  # fmt: skip
+            self.request,
+            self.index,
+            length=versions.size,
+            finish=finish,
+            first_version=first,
+            last_version=last,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            trace=self.trace,
+        )
 
     def stops_in(self, ids: np.ndarray, decode: Decode) -> bool:
         """Whether the newest of these tokens has completed a stop string."""
@@ -141,37 +149,50 @@ def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> T
 
 
 class Rows:
-    def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
+    def __init__(
+        self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device
+    ) -> None:
         self.size = 0
         self.fed = 0  # cached tokens of the last row while it is half fed and draws none; else 0
-        self.edits = 0  # changes of the rows so far: tells whether a copy of the columns elsewhere is stale
+        # changes of the rows so far: tells whether a copy of the columns elsewhere is stale
+        self.edits = 0
         self.device = device
         self.flights: list[Flight] = []
         self.token = np.zeros(slots, np.int64)  # the newest token, which the next decode step feeds
-        self.length = np.zeros(slots, np.int64)  # tokens whose K and V are cached (in a half-fed row: will be)
-        self.shared = np.zeros(slots, np.int64)  # cached tokens of a forked prompt: other rows hold their pages, too
-        self.paired = np.zeros(slots, np.int64)  # cached tokens that a drafter with a cache of its own has read
+        # tokens whose K and V are cached (in a half-fed row: will be)
+        self.length = np.zeros(slots, np.int64)
+        # cached tokens of a forked prompt: other rows hold their pages, too
+        self.shared = np.zeros(slots, np.int64)
+        # cached tokens that a drafter with a cache of its own has read
+        self.paired = np.zeros(slots, np.int64)
         self.drafted = np.zeros(slots, np.int64)  # tokens proposed by speculation
         self.accepted = np.zeros(slots, np.int64)  # tokens of these that were kept
-        self.launched = np.full(slots, -1, np.int64)  # the row's place in the step under way; -1: not in it
-        self.lane = np.zeros(slots, np.int32)  # where the device has the row's text, if it keeps one
+        # the row's place in the step under way; -1: not in it
+        self.launched = np.full(slots, -1, np.int64)
+        # where the device has the row's text, if it keeps one
+        self.lane = np.zeros(slots, np.int32)
         self.count = np.zeros(slots, np.int32)  # tokens generated
         self.limit = np.zeros(slots, np.int32)
-        self.stops = np.full((slots, 1), -1, np.int64)  # stop ids, as many columns as the longest list needs
+        # stop ids, as many columns as the longest list needs
+        self.stops = np.full((slots, 1), -1, np.int64)
         self.watches = np.zeros(slots, bool)  # has stop strings
         self.picky = np.zeros(slots, bool)  # has top-k or top-p
         self.temperature = np.ones(slots, dtype)
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, dtype)
         # Names, not arrays: `add` may replace `stops` by a wider one.
-        self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
+        self._columns = [
+            name for name, column in vars(self).items() if isinstance(column, np.ndarray)
+        ]
         self.keys = np.zeros((2, slots), np.int32)
         self.ids = np.zeros((slots, context), np.int32)
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
-        self.guessed = np.zeros((slots, context), bool)  # came from an accepted draft; False beyond `count`
+        # came from an accepted draft; False beyond `count`
+        self.guessed = np.zeros((slots, context), bool)
         self._numbers = np.arange(slots)
-        self._draws: tuple[int, Draws] | None = None  # with the number of edits that it was made after
+        # with the number of edits that it was made after
+        self._draws: tuple[int, Draws] | None = None
 
     @property
     def ready(self) -> int:
@@ -195,8 +216,13 @@ class Rows:
         if (missing := width - self.stops.shape[1]) > 0:
             self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
         self.stops[new] = -1
-        self.stops[new, :width] = [[*s.stop_ids, *[-1] * (width - len(s.stop_ids))] for s in samplings]
-        self.shared[new], self.paired[new], self.launched[new], self.guessed[new] = 0, 0, -1, False
+        self.stops[new, :width] = [
+            [*s.stop_ids, *[-1] * (width - len(s.stop_ids))] for s in samplings
+        ]
+        self.shared[new] = 0
+        self.paired[new] = 0
+        self.launched[new] = -1
+        self.guessed[new] = False
         self.count[new] = [flight.trace.ids.size for flight in flights]
         self.length[new] = [flight.known for flight in flights]
         for name in ("limit", "drafted", "accepted"):
@@ -207,7 +233,8 @@ class Rows:
         self.picky[new] = [s.top_k > 0 or s.top_p < 1 for s in samplings]
         self.keys[:, new] = np.reshape([flight.key for flight in flights], (-1, 2)).T
         for row in np.flatnonzero(self.count[new]) + new.start:
-            trace, n = self.flights[row].trace, self.count[row]
+            trace = self.flights[row].trace
+            n = self.count[row]
             for name in PARTS:
                 getattr(self, name)[row, :n] = getattr(trace, name)
             if trace.guessed is not None:
@@ -246,27 +273,39 @@ class Rows:
     def trace(self, row: int) -> Trace:
         n = self.count[row]
         guessed = self.guessed[row, :n].copy() if self.guessed[row, :n].any() else None
-        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS}, guessed=guessed)
+        return Trace(
+            **{name: getattr(self, name)[row, :n].copy() for name in PARTS}, guessed=guessed
+        )
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
         n = self.ready
-        rows, count = self._numbers[:n], self.count[:n]
+        rows = self._numbers[:n]
+        count = self.count[:n]
         self.token[:n] = token
-        self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
+        self.ids[rows, count] = token
+        self.log_probs[rows, count] = log_prob
+        self.versions[rows, count] = version
         count += 1
 
     def record_runs(self, drawn: Any, running: int, version: int, decode: Decode) -> np.ndarray:
         """Write the tokens that count of each ready row (`runner.Drawn`), up to the one that ends the row. Returns how
         many were written [B]. The first `running` rows have cached as many."""
-        token, log_prob, turns = drawn.token, drawn.log_prob, drawn.counted.cumsum(0)  # up to the end of each step
+        # up to the end of each step
+        token, log_prob, turns = drawn.token, drawn.log_prob, drawn.counted.cumsum(0)
         counted = turns[-1]
         n = counted.size
-        rows, count = self._numbers[:n], self.count[:n]
+        rows = self._numbers[:n]
+        count = self.count[:n]
         counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)
         for i in np.flatnonzero(self.watches[:n]):
-            flight, written = self.flights[i], self.ids[i, : count[i]]
-            ends = (e for e in range(1, counted[i]) if flight.stops_in(np.append(written, token[i, :e]), decode))
+            flight = self.flights[i]
+            written = self.ids[i, : count[i]]
+            ends = (
+                e
+                for e in range(1, counted[i])
+                if flight.stops_in(np.append(written, token[i, :e]), decode)
+            )
             counted[i] = next(ends, counted[i])
         row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
         at = count[row] + place
@@ -297,11 +336,15 @@ class Rows:
         return self._draws[1]
 
     def draws_of(self, part: slice | np.ndarray) -> Draws:
-        hot, top_k, top_p = self.temperature[part], self.top_k[part], self.top_p[part]
+        hot = self.temperature[part]
+        top_k = self.top_k[part]
+        top_p = self.top_p[part]
         greedy = hot == 0
         return Draws(
             keys=self._tensor(self.keys[:, part]),
-            temperature=None if ((hot == 1) | greedy).all() else self._tensor(np.where(greedy, 1, hot)[:, None]),
+            temperature=None
+            if ((hot == 1) | greedy).all()
+            else self._tensor(np.where(greedy, 1, hot)[:, None]),
             greedy=self._tensor(greedy[:, None]) if greedy.any() else None,
             all_greedy=bool(greedy.all()),
             top_k=self._tensor(top_k[:, None]) if top_k.any() else None,

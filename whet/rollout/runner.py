@@ -30,7 +30,8 @@ class Drawn:
 
     token: np.ndarray  # [B, W]: the tokens that count, of all steps, from the left
     log_prob: np.ndarray  # [B, W]
-    counted: np.ndarray  # [S, B]: draws of a step that count, up to the first that differs from its draft
+    # [S, B]: draws of a step that count, up to the first that differs from its draft
+    counted: np.ndarray
     proposed: np.ndarray  # [S, B]: drafts that the row had
     arm: DraftArm = OFF  # what made the drafts
 
@@ -38,8 +39,10 @@ class Drawn:
 class Runner:
     """What the engine calls. A runner that computes one step at a time overrides `advance` and `verify` only."""
 
-    own: frozenset[str] = frozenset()  # drafters whose drafts it makes itself, where it verifies them
-    packed: bool = False  # prompts are fed end to end without padding: a wave may hold prompts of any lengths
+    # drafters whose drafts it makes itself, where it verifies them
+    own: frozenset[str] = frozenset()
+    # prompts are fed end to end without padding: a wave may hold prompts of any lengths
+    packed: bool = False
     wave: int = 1  # free slots that a wave waits for while rows run
 
     def begin(self, served: Sequence[tuple[int, DraftArm]]) -> None:
@@ -52,7 +55,12 @@ class Runner:
         """The flight has no row any more."""
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
+        self,
+        running: int,
+        chunks: Sequence[Chunk],
+        source: Sequence[int],
+        arm: DraftArm = OFF,
+        ahead: bool = True,
     ) -> Drawn:
         """Draw the next tokens of every ready row: of one step, or of several that were launched together.
 
@@ -88,9 +96,14 @@ class Runner:
 
 
 class EagerRunner(Runner):
-    def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
+    def __init__(
+        self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None
+    ) -> None:
         """guesser: the drafter that reads the target's hidden states, if there is one."""
-        self.twin, self.cache, self.rows, self.guesser = twin, cache, rows, guesser
+        self.twin = twin
+        self.cache = cache
+        self.rows = rows
+        self.guesser = guesser
         self.device = twin.device
         self._hidden: Tensor | None = None
         if guesser is not None:
@@ -100,14 +113,24 @@ class EagerRunner(Runner):
         self._hidden = out.last_hidden_state[0]
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
+        self,
+        running: int,
+        chunks: Sequence[Chunk],
+        source: Sequence[int],
+        arm: DraftArm = OFF,
+        ahead: bool = True,
     ) -> Drawn:
         rows = self.rows
-        blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
+        blocks = (
+            [(slice(0, running), rows.token[:running, None], rows.length[:running, None])]
+            if running
+            else []
+        )
         if chunks:
             # Padded on the left: every row's newest token is in the last column.
             width = max(chunk.size for chunk in chunks)
-            ids, position = np.zeros((len(chunks), width), np.int64), np.full((len(chunks), width), -1)
+            ids = np.zeros((len(chunks), width), np.int64)
+            position = np.full((len(chunks), width), -1)
             for row, chunk in enumerate(chunks):
                 ids[row, width - chunk.size :] = chunk.ids()
                 position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
@@ -119,7 +142,8 @@ class EagerRunner(Runner):
             # A fork draws from the logits of the prompt that it shares, with noise of its own.
             logits = logits[torch.tensor([*range(first), *source], device=self.device)]
         token, log_prob = sample(logits, rows.draws(), rows.positions())
-        if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
+        # one transfer for both; ids are exact in float32 up to 16 million
+        if self.device.type != "cpu":
             token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
         return single(token.numpy(), log_prob.numpy())
 
@@ -132,14 +156,20 @@ class EagerRunner(Runner):
         fed = np.concatenate((rows.token[:running, None], drafts), 1)
         ids = np.where(place >= 0, np.take_along_axis(fed, np.maximum(place, 0), 1), 0)
         position = np.where(place >= 0, rows.length[:running, None] + place, -1)
-        logits = self._forward([(slice(0, running), ids, position)], every=True).unflatten(0, (running, most + 1))
+        logits = self._forward([(slice(0, running), ids, position)], every=True).unflatten(
+            0, (running, most + 1)
+        )
         columns = torch.from_numpy(np.minimum(np.arange(most + 1) + shift, most)).to(self.device)
-        numbers, draws, count = torch.arange(running, device=self.device), rows.draws(), rows.positions()
+        numbers = torch.arange(running, device=self.device)
+        draws = rows.draws()
+        count = rows.positions()
         drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
         return Drawn(token, log_prob, walk(drafts, size, token)[None], size[None])
 
-    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False) -> Tensor:
+    def _forward(
+        self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False
+    ) -> Tensor:
         """Logits [rows, V] after each row's newest token, or after `every` token, through the model's own head."""
         context = self.cache.context([(rows, position) for rows, _, position in blocks])
         ids = np.concatenate([ids.ravel() for _, ids, _ in blocks])

@@ -23,7 +23,8 @@ PROMPTS = 1 << 20  # prompts whose lengths are remembered; the one not seen for 
 WEIGHT = 0.25  # weight of the newest rollout in a prompt's expected length
 FADE = 0.999  # factor on older rollouts in the overall mean, per finished rollout: policies change
 FEW = 256  # tokens below which a prompt is not divided, however little memory there is
-PATIENCE = 4  # turns that a flight waits for company, since a prefill of its own delays all running rows
+# turns that a flight waits for company, since a prefill of its own delays all running rows
+PATIENCE = 4
 # Share of the tokens still expected for which pages must suffice now (OURS). All of them would leave a third of a tight
 # pool unused to save preemptions, which cost one prefill each; a single page would save none.
 AHEAD = 0.25
@@ -35,13 +36,15 @@ class Lengths:
     """Expected response lengths."""
 
     def __init__(self) -> None:
-        self.tokens = self.ended = 0.0  # faded sums: tokens of rollouts that are over, rollouts that came to their end
+        # faded sums: tokens of rollouts that are over, rollouts that came to their end
+        self.tokens = self.ended = 0.0
         self.prompts: dict[str, float] = {}
 
     def end(self, prompt_id: str, length: int, remember: bool = True) -> None:
         self.tokens, self.ended = FADE * self.tokens + length, FADE * self.ended + 1
         if remember:
-            old = self.prompts.pop(prompt_id, float(length))  # inserted again at the end: the oldest is first
+            # inserted again at the end: the oldest is first
+            old = self.prompts.pop(prompt_id, float(length))
             self.prompts[prompt_id] = old + WEIGHT * (length - old)
             if len(self.prompts) > PROMPTS:
                 del self.prompts[next(iter(self.prompts))]
@@ -56,7 +59,9 @@ class Lengths:
         known = self.prompts.get(prompt_id)
         return self.mean(running) if known is None else known
 
-    def left(self, flights: Iterable[Flight], count: np.ndarray, limit: np.ndarray, running: int) -> np.ndarray:
+    def left(
+        self, flights: Iterable[Flight], count: np.ndarray, limit: np.ndarray, running: int
+    ) -> np.ndarray:
         """Tokens that flights with `count` tokens are expected to write still. At least half of what they have written,
         since lengths have long tails (OURS); at most what the limit leaves."""
         expected = np.array([self.expect(f.request.prompt_id, running) for f in flights])
@@ -71,7 +76,9 @@ class Lengths:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.tokens, self.ended = state["length_sums"].tolist()
-        self.prompts = dict(zip(state["length_prompts"], state["length_means"].tolist(), strict=True))
+        self.prompts = dict(
+            zip(state["length_prompts"], state["length_means"].tolist(), strict=True)
+        )
 
 
 def peak_pages(own: np.ndarray, left: np.ndarray, page: int) -> float:
@@ -85,7 +92,8 @@ def peak_pages(own: np.ndarray, left: np.ndarray, page: int) -> float:
     6.5
     """
     order = np.argsort(left)
-    own, left = own[order], left[order]
+    own = own[order]
+    left = left[order]
     alive = np.arange(own.size, 0, -1)
     tokens = np.cumsum(own[::-1])[::-1] + alive * left
     return float((tokens / page + alive / 2).max())
@@ -95,8 +103,10 @@ class CacheRoom:
     """The pages that are available while one wave is put together. The running rows are looked at when first needed."""
 
     def __init__(self, cache: Cache, rows: Rows, lengths: Lengths) -> None:
-        self.cache = cache if isinstance(cache, PagedCache) else None  # None: every slot has its own memory
-        self.rows, self.lengths = rows, lengths
+        # None: every slot has its own memory
+        self.cache = cache if isinstance(cache, PagedCache) else None
+        self.rows = rows
+        self.lengths = lengths
         # Per row, the tokens in pages that no other row holds, the next token included. Shared pages are freed when
         # their last owner ends, which the forecast does not count on.
         self.own: np.ndarray | None = None
@@ -110,7 +120,10 @@ class CacheRoom:
         """Count this flight in if it fits as well; a flight that is alone always fits."""
         if self.cache is None:
             return True
-        page, free, rows, n = self.cache.page, self.cache.free, self.rows, self.rows.size
+        page = self.cache.page
+        free = self.cache.free
+        rows = self.rows
+        n = self.rows.size
         if self.own is None:
             shared = rows.shared[:n] // page
             self.own = rows.length[:n] + 1 - shared * page
@@ -122,14 +135,16 @@ class CacheRoom:
         fits = worst - self.held <= free or not (n or self.taken)
         # The forecast is needed only where the limits alone do not settle it.
         if fits or (now < free and self._peak(page, self.own, (flight, own)) - self.held <= free):
-            self.worst, self.now = worst, now
+            self.worst = worst
+            self.now = now
             self.taken.append((flight, own))
             return True
         return False
 
     def _peak(self, page: int, own: np.ndarray, one_more: tuple[Flight, int]) -> float:
         """Most pages held from now on, with this flight."""
-        rows, n = self.rows, self.rows.size
+        rows = self.rows
+        n = self.rows.size
         running = int(rows.count[:n].sum())
         if self.left is None:
             self.left = self.lengths.left(rows.flights, rows.count[:n], rows.limit[:n], running)
@@ -146,7 +161,8 @@ class Wave:
 
     # One chunk per flight. Each ends with its flight's last known token, or there is a single chunk that does not.
     chunks: list[Chunk] = field(default_factory=list)
-    forks: list[tuple[Flight, int]] = field(default_factory=list)  # flight, and the chunk whose prompt it shares
+    # flight, and the chunk whose prompt it shares
+    forks: list[tuple[Flight, int]] = field(default_factory=list)
     tokens: int = 0
     longest: int = 0
     opened: list[int] = field(default_factory=list)  # groups that begin with this wave
@@ -174,7 +190,11 @@ class Queue:
 
     def cut(self) -> list[Flight]:
         """Take out the waiting flights of groups that have begun, in order."""
-        out = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
+        out = [
+            f
+            for f in self.waiting
+            if f.request.group_id in self.begun and f.request.phase != "eval"
+        ]
         gone = set(out)
         self.waiting = deque(f for f in self.waiting if f not in gone)
         return out
@@ -193,7 +213,8 @@ class Scheduler(Queue):
         """packed: prompts are fed end to end in one row of tokens, not padded to the longest. batch: flights that are
         admitted together while others run, or PATIENCE turns after the first could have been."""
         super().__init__()
-        self.packed, self.batch = packed, batch
+        self.packed = packed
+        self.batch = batch
         # Pages ran short: no flight is admitted until a row has ended, since it would soon be preempted again.
         self.full = False
         # Limits per wave after a shortage of memory. They are not saved: another GPU may be larger.
@@ -202,7 +223,9 @@ class Scheduler(Queue):
         self.ooms = 0  # shortages of memory so far
         self._held = 0  # turns since a flight could have been admitted
 
-    def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
+    def next_wave(
+        self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False
+    ) -> Wave:
         """Choose what fits in so many free slots. half: a flight that has a row, and how many of its tokens are fed; it
         comes first. running: other rows go on, and every wave delays them."""
         wave = Wave()
@@ -215,7 +238,12 @@ class Scheduler(Queue):
         if half is not None:
             self._feed(wave, leaders, *half)
         # A part of a long prompt is fed alone.
-        while self.waiting and slots > 0 and not self.full and (not wave.chunks or wave.chunks[-1].last):
+        while (
+            self.waiting
+            and slots > 0
+            and not self.full
+            and (not wave.chunks or wave.chunks[-1].last)
+        ):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
             fork_fits = self.forks is None or len(wave.forks) < self.forks
@@ -236,7 +264,9 @@ class Scheduler(Queue):
 
     def put_back(self, wave: Wave) -> None:
         """The wave was not fed: restore the queue. A half-fed flight has kept its row."""
-        flights = [c.flight for c in wave.chunks if c.start == 0] + [flight for flight, _ in wave.forks]
+        flights = [c.flight for c in wave.chunks if c.start == 0] + [
+            flight for flight, _ in wave.forks
+        ]
         self.give_back(flights)
         self.begun.difference_update(wave.opened)
         if flights:  # they were admitted, so the queue was open before
@@ -249,7 +279,9 @@ class Scheduler(Queue):
             self.forks = len(wave.forks) // 2
             return bool(wave.forks)
         plain = self.packed or len(wave.chunks) == 1
-        self.budget = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
+        self.budget = (
+            min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
+        )
         return True
 
     def _feed(self, wave: Wave, leaders: dict[str, int], flight: Flight, fed: int = 0) -> None:
@@ -262,4 +294,7 @@ class Scheduler(Queue):
     def _affords(self, wave: Wave, flight: Flight) -> bool:
         """Whether the flight fits in the tokens of one step; a longer one begins alone."""
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
-        return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
+        return (
+            not wave.chunks
+            or (wave.tokens + flight.known if self.packed else padded) <= self.budget
+        )

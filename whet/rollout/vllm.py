@@ -88,18 +88,25 @@ class VllmEngine(FlightEngine):
             raise WhetError(
                 f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
             )
-        self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafts else [])})
+        self.can = frozenset(
+            {"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafts else [])}
+        )
         super().__init__(model, slots=slots, context=context, dtype=np.dtype(np.float32), **common)
         self.model = model
-        self.sleeps, self.asleep = releasable and model.device.type == "cuda", False
+        self.sleeps = releasable and model.device.type == "cuda"
+        self.asleep = False
         self.scheduler = Queue()
         self.running: dict[str, Written] = {}  # by the name that vLLM knows
         self.stale = True  # whether vLLM's weights may differ from the model's
-        self.deep = 1 if "model" in (drafts or {}) else 2  # vLLM's level of sleep: below 2 it keeps weights on the host
-        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafts=drafts, cards=cards)
+        # vLLM's level of sleep: below 2 it keeps weights on the host
+        self.deep = 1 if "model" in (drafts or {}) else 2
+        self.core = build_core(
+            model, slots, context, cached, sleeps=self.sleeps, drafts=drafts, cards=cards
+        )
         if "model" in (drafts or {}):
             self.core.collective_rpc(load_head, args=((drafts or {})["model"],))
-        self.modules, *self.others = self.core.apply_model(module_names)  # of the first process, and of the others
+        # of the first process, and of the others
+        self.modules, *self.others = self.core.apply_model(module_names)
 
     # ---- what callers use
 
@@ -125,11 +132,13 @@ class VllmEngine(FlightEngine):
             return
         self._evict_all()
         self.core.reset_prefix_cache()
-        self.core.sleep(level=self.deep)  # weights are sent again, keys and values made again; a head is neither
+        # weights are sent again, keys and values made again; a head is neither
+        self.core.sleep(level=self.deep)
         self.asleep = True
 
     def take_back(self) -> None:
-        self.stale = True  # a warm start may have trained; the next step sends the weights, if no update does
+        # a warm start may have trained; the next step sends the weights, if no update does
+        self.stale = True
 
     def close(self) -> None:
         """End vLLM's engine and forget its process group, so that another may be made in this process."""
@@ -141,12 +150,19 @@ class VllmEngine(FlightEngine):
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them. vLLM does not say how often it preempted."""
-        rows, saved = max(1, self._stats["verified"]), float(self._stats["saved"])
-        drafts = {"draft/accept_length": 1 + saved / rows, "draft/saved": saved} if "draft" in self.can else {}
+        rows = max(1, self._stats["verified"])
+        saved = float(self._stats["saved"])
+        drafts = (
+            {"draft/accept_length": 1 + saved / rows, "draft/saved": saved}
+            if "draft" in self.can
+            else {}
+        )
         return self._counted("tokens", "steps", "prefill_tokens", "finished", "cut") | drafts
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state(((w.flight, w.trace(self.dtype)) for w in self.running.values()), draft=None)
+        return self._state(
+            ((w.flight, w.trace(self.dtype)) for w in self.running.values()), draft=None
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -164,7 +180,9 @@ class VllmEngine(FlightEngine):
             outputs = self.core.step()
         ended = []
         for output in outputs:
-            if (written := self.running.get(output.request_id)) is not None and (finish := self._read(written, output)):
+            if (written := self.running.get(output.request_id)) is not None and (
+                finish := self._read(written, output)
+            ):
                 ended.append((self.running.pop(output.request_id), finish))
         self._stats["steps"] += 1
         self._retire(ended)
@@ -177,7 +195,8 @@ class VllmEngine(FlightEngine):
         entered = 0
         while self.scheduler.waiting and len(self.running) < self.slots:
             flight = self.scheduler.waiting.popleft()
-            trace, name = flight.trace, str(flight.arrival)
+            trace = flight.trace
+            name = str(flight.arrival)
             written = Written(flight, *(getattr(trace, part).tolist() for part in PARTS))
             prompt: dict[str, Any] = {"prompt_token_ids": [*flight.prompt.tolist(), *written.ids]}
             # Cached prompts are those of the weights that read them: under other weights they have another name.
@@ -193,7 +212,8 @@ class VllmEngine(FlightEngine):
         """Write down what vLLM drew, up to the token that ends the rollout. Returns how it ended, if it has."""
         flight, (drawn,) = written.flight, output.outputs
         sampling = flight.request.sampling
-        before, self._stats["verified"] = len(written.ids), self._stats["verified"] + written.begun
+        before = len(written.ids)
+        self._stats["verified"] = self._stats["verified"] + written.begun
         if not written.begun:  # nothing was drafted for its first token
             written.begun = True
             self._stats["prefill_tokens"] += flight.known - (output.num_cached_tokens or 0)
@@ -207,16 +227,23 @@ class VllmEngine(FlightEngine):
             written.log_probs.append(log_prob)
             written.versions.append(self.version)
             self._stats["tokens"] += 1
-            watched = bool(sampling.stop_strings) and flight.stops_in(np.array(written.ids), self.decode)
+            watched = bool(sampling.stop_strings) and flight.stops_in(
+                np.array(written.ids), self.decode
+            )
             if token in sampling.stop_ids or watched:
                 finish = "stop"
                 break
         saved = max(0, len(written.ids) - before - 1)
-        flight.accepted, self._stats["saved"] = flight.accepted + saved, self._stats["saved"] + saved
+        flight.accepted, self._stats["saved"] = (
+            flight.accepted + saved,
+            self._stats["saved"] + saved,
+        )
         if finish is None and len(written.ids) >= flight.limit:
             finish = "length"
         if finish is None and output.finished:
-            raise WhetError(f'vLLM ended a rollout of prompt "{flight.request.prompt_id}" ({drawn.finish_reason}).')
+            raise WhetError(
+                f'vLLM ended a rollout of prompt "{flight.request.prompt_id}" ({drawn.finish_reason}).'
+            )
         if finish is not None and not output.finished:  # a stop string, which vLLM does not know
             self.core.abort_request([output.request_id])
         return finish
@@ -243,14 +270,24 @@ class VllmEngine(FlightEngine):
         weights = named_weights(self.model, self.modules)
         with quietly(self.model.device):
             try:
-                self.core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+                self.core.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
+                )
             except (KeyError, ValueError, AssertionError) as error:
                 name, why = type(self.model).__name__, str(error).partition(". ")[0].rstrip(".")
-                raise WhetError(f"vLLM does not take the weights of {name} by their names here: {why}.") from error
+                raise WhetError(
+                    f"vLLM does not take the weights of {name} by their names here: {why}."
+                ) from error
             # Where weights are divided, none holds a tensor as it was sent; `learn/mismatch` has to do then.
-            other = None if self.others else self.core.apply_model(lambda theirs: first_difference(theirs, weights))[0]
+            other = (
+                None
+                if self.others
+                else self.core.apply_model(lambda theirs: first_difference(theirs, weights))[0]
+            )
         if other is not None:
-            raise WhetError(f"vLLM does not hold the weights it was sent: {other} differs after the update.")
+            raise WhetError(
+                f"vLLM does not hold the weights it was sent: {other} differs after the update."
+            )
         # Under "keep" running rollouts go on with what is cached; new ones find nothing there, by their salt.
         if self.on_update != "keep" or not self.running:
             self.core.reset_prefix_cache(reset_running_requests=True)
@@ -261,7 +298,14 @@ class VllmEngine(FlightEngine):
 
 
 def build_core(
-    model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafts: Any = None, cards: int = 1
+    model: PreTrainedModel,
+    slots: int,
+    context: int,
+    cached: int,
+    *,
+    sleeps: bool,
+    drafts: Any = None,
+    cards: int = 1,
 ) -> Any:
     """A vLLM engine in this process for a model of this kind. It has no weights yet, and no tokenizer."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -270,7 +314,8 @@ def build_core(
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     on_cpu = model.device.type == "cpu" and (cards == 1 or not torch.cuda.is_available())
     if on_cpu:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
+        # the learner has the same cores
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     heads = [(max(1, s.heads // cards), s) for s in kv_shapes(model)]  # of each card
     heads += heads[-1:] if "model" in (drafts or {}) else []  # the drafter is one layer more
     token_bytes = sum(mine * (s.key_dim + s.value_dim) * s.dtype.itemsize for mine, s in heads)
@@ -283,7 +328,8 @@ def build_core(
         if on_cpu:
             _refuse_heads(model)
         shape = copy.deepcopy(model.config)
-        shape.architectures = [type(model).__name__]  # else vLLM may guess another use of such a network
+        # else vLLM may guess another use of such a network
+        shape.architectures = [type(model).__name__]
         settings = {
             "model": str(_stored(shape, Path(envs.VLLM_CACHE_ROOT) / "whet")),
             "skip_tokenizer_init": True,
@@ -303,18 +349,33 @@ def build_core(
             "disable_log_stats": True,
         }
         if not on_cpu:
-            settings["gpu_memory_utilization"] = 0.01  # vLLM wants so much to be free, and takes what it is told above
+            # vLLM wants so much to be free, and takes what it is told above
+            settings["gpu_memory_utilization"] = 0.01
         settings |= {"speculative_config": dict(drafts)} if drafts else {}
         fields = {field.name for field in dataclasses.fields(EngineArgs)}
         lacking = [name for name in settings if name not in fields]
-        if "reset_running_requests" not in inspect.signature(LLMEngine.reset_prefix_cache).parameters:
+        if (
+            "reset_running_requests"
+            not in inspect.signature(LLMEngine.reset_prefix_cache).parameters
+        ):
             lacking.append("reset_running_requests")
         if lacking:
-            raise WhetError(f"vLLM {version_of_vllm()} lacks {', '.join(lacking)}; whet runs with {KNOWN}.")
+            raise WhetError(
+                f"vLLM {version_of_vllm()} lacks {', '.join(lacking)}; whet runs with {KNOWN}."
+            )
         try:
             return LLMEngine.from_engine_args(EngineArgs(**settings))
-        except (ValueError, RuntimeError, AttributeError, AssertionError, KeyError, ImportError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except (
+            ValueError,
+            RuntimeError,
+            AttributeError,
+            AssertionError,
+            KeyError,
+            ImportError,
+        ) as error:
+            first = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
             raise WhetError(f"vLLM does not start with this model: {first}") from error
 
 
@@ -342,7 +403,9 @@ def _refuse_heads(model: PreTrainedModel) -> None:
     known = CPUAttentionBackend.get_supported_head_sizes()
     if other := [shape.key_dim for shape in kv_shapes(model) if shape.key_dim not in known]:
         has = ", ".join(map(str, known))
-        raise WhetError(f"vLLM on a CPU has no attention for heads of {other[0]} numbers; it has {has}.")
+        raise WhetError(
+            f"vLLM on a CPU has no attention for heads of {other[0]} numbers; it has {has}."
+        )
 
 
 def sampling_params(flight: Flight, written: int) -> Any:
@@ -379,7 +442,8 @@ def quietly(device: torch.device) -> Iterator[None]:
 @contextmanager
 def _own_state() -> Iterator[None]:
     """Put back what vLLM changes for the whole process: seeds, and on a CPU the number of threads for good."""
-    threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
+    threads = torch.set_num_threads
+    states = (random.getstate(), np.random.get_state())
     with torch.random.fork_rng():
         try:
             yield
@@ -395,7 +459,8 @@ def _own_state() -> Iterator[None]:
 # they cannot be read back. Matrices that are there are compared number by number; of a packed one the product with a
 # fixed vector is, which every number of it enters.
 
-CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest product: what rounding may make
+# of the largest product: what rounding may make
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def named_weights(model: Any, modules: Set[str]) -> dict[str, Tensor]:
@@ -434,9 +499,11 @@ def first_difference(theirs: Any, ours: Mapping[str, Tensor]) -> str | None:
 def _holds(module: Any, held: Tensor, pieces: Sequence[Tensor]) -> bool:
     whole = torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
     packed = getattr(module, "cpu_linear", None) if whole.ndim == 2 else None
-    same = held.shape[1:] == whole.shape[1:] and torch.equal(held[: whole.shape[0]], whole)  # vocabularies are padded
+    # vocabularies are padded
+    same = held.shape[1:] == whole.shape[1:] and torch.equal(held[: whole.shape[0]], whole)
     if packed is None or (held.numel() and not same):
         return same
     probe = torch.cos(torch.arange(whole.shape[1])).to(whole.dtype)
-    product, wanted = packed(probe[None], held, None)[0, : whole.shape[0]].float(), (whole @ probe).float()
+    product = packed(probe[None], held, None)[0, : whole.shape[0]].float()
+    wanted = (whole @ probe).float()
     return bool((product - wanted).abs().max() <= CLOSE[whole.dtype] * wanted.abs().max())

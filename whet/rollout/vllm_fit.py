@@ -10,7 +10,8 @@ from typing import Any
 from whet import config
 from whet.errors import WhetError
 
-OLDEST, BEYOND = (0, 24), (0, 33)  # versions of vLLM that whet is written for; docs/vllm.md says what was run
+# versions of vLLM that whet is written for; docs/vllm.md says what was run
+OLDEST, BEYOND = (0, 24), (0, 33)
 KNOWN = f"0.{OLDEST[1]} to 0.{BEYOND[1] - 1}"
 COLDEST = 0.01  # vLLM draws at this temperature where a lower one above 0 is asked for
 
@@ -34,8 +35,16 @@ def vllm_lack(version: str | None) -> str | None:
     if version is None:
         return f"vLLM is not installed: pip install vllm, of a version from {KNOWN}"
     words = version.split(".")
-    known = tuple(int(word) for word in words[:2]) if all(word.isdigit() for word in words[:2]) else (0, 0)
-    return None if OLDEST <= known < BEYOND else f"vLLM {version} is installed, and whet runs with {KNOWN}"
+    known = (
+        tuple(int(word) for word in words[:2])
+        if all(word.isdigit() for word in words[:2])
+        else (0, 0)
+    )
+    return (
+        None
+        if OLDEST <= known < BEYOND
+        else f"vLLM {version} is installed, and whet runs with {KNOWN}"
+    )
 
 
 def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
@@ -45,14 +54,18 @@ def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
     from whet.model.load import pick_device
 
     notes = refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
-    if settings.rollout.mode == "stream":  # verdicts as they come: their order costs a wait, and no run repeats by it
-        settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"ordered": False})})
+    # verdicts as they come: their order costs a wait, and no run repeats by it
+    if settings.rollout.mode == "stream":
+        settings = settings.model_copy(
+            update={"rollout": settings.rollout.model_copy(update={"ordered": False})}
+        )
     return settings, notes
 
 
 def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
     """Refuse a recipe that vLLM cannot serve; else sentences for the user."""
-    drafters, head = settings.draft.drafters, drafter_of(settings)
+    drafters = settings.draft.drafters
+    head = drafter_of(settings)
     heats = [settings.rollout.temperature, *(e.temperature for e in settings.eval)]
     heats += [stage.temperature for stage in settings.curriculum.stages]
     why = ""
@@ -61,11 +74,15 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
     elif settings.model.dtype == "float64":
         why = 'does not fit model.dtype = "float64", which vLLM lacks; take "float32" or "bfloat16"'
     elif settings.model.lora.rank:
-        why = 'does not fit model.lora.rank > 0: vLLM would decode without the adapters; use "native"'
+        why = (
+            'does not fit model.lora.rank > 0: vLLM would decode without the adapters; use "native"'
+        )
     elif len(drafters) > 1:
         why = f"takes one drafter, and draft.drafters has {', '.join(drafters)}; leave one of them"
     elif drafters and on_cpu:  # seen with 0.32.0
-        why = "cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty"
+        why = (
+            "cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty"
+        )
     elif "suffix" in drafters and importlib.util.find_spec("arctic_inference") is None:
         why = "drafts by suffix with a package that is not installed: pip install arctic-inference==0.1.1"
     elif "eagle" in drafters and not settings.draft.eagle and not head.is_dir():
@@ -76,11 +93,15 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
         raise WhetError(f'rollout.engine = "vllm" {why}.')
     asked = "ordered" in settings.rollout.model_fields_set  # by the recipe itself
     if settings.rollout.mode == "stream" and settings.rollout.ordered and asked:
-        wanted = "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise"
+        wanted = (
+            "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise"
+        )
         raise WhetError(f"{wanted}, and vLLM has none; leave it out or set it to false.")
     exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
     notes = [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
-    fixed = f"vLLM drafts with {head} as it is: it is not trained, and the policy moves away from it."
+    fixed = (
+        f"vLLM drafts with {head} as it is: it is not trained, and the policy moves away from it."
+    )
     return [*notes, fixed] if "eagle" in drafters else notes
 
 
@@ -93,7 +114,14 @@ def speculation_of(settings: config.Config) -> dict[str, Any] | None:
     """What vLLM is told about drafts: the method, how many tokens at most, and what belongs to it."""
     # The target is not read from a file, and vLLM would not read the head from one either, if it were not told to.
     read = {"model": str(drafter_of(settings)), "draft_load_config": {"load_format": "auto"}}
-    own: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_max": 4}, "suffix": {}, "eagle": read}
+    own: dict[str, dict[str, Any]] = {
+        "ngram": {"prompt_lookup_max": 4},
+        "suffix": {},
+        "eagle": read,
+    }
     most = {"ngram": 4, "suffix": 8, "eagle": 4}
-    told = ({"method": name, "num_speculative_tokens": most[name], **own[name]} for name in settings.draft.drafters)
+    told = (
+        {"method": name, "num_speculative_tokens": most[name], **own[name]}
+        for name in settings.draft.drafters
+    )
     return next(told, None)

@@ -40,8 +40,12 @@ NOISE = "}{ \\boxed{ 0x~ \n<answer> --7,,.5e"  # a response that answers nothing
 _TIMEOUT_S = 2.0
 # The judge of a check reads only the prompt.
 _ASKED = Request(prompt_id="", group_id=0, n=1, sampling=Sampling(max_tokens=1), phase="eval")
-_NOTHING = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
-_EMPTY = Rollout.of(_ASKED, 0, length=0, finish="stop", first_version=0, last_version=0, trace=_NOTHING)
+_NOTHING = Trace(
+    ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32)
+)
+_EMPTY = Rollout.of(
+    _ASKED, 0, length=0, finish="stop", first_version=0, last_version=0, trace=_NOTHING
+)
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
 
@@ -74,14 +78,23 @@ class AnswerCheck:
                 f"response must repeat word for word; {KNOBS}."
             )
         if self.checked < self.answers:
-            said.append(f"The time was up when {self.checked:,} of {self.answers:,} answers were checked.")
+            said.append(
+                f"The time was up when {self.checked:,} of {self.answers:,} answers were checked."
+            )
         return said
 
 
 def check(
-    task: TextTask, rows: Sequence[int], prompt_at: Callable[[int], Prompt], *,
-    sample: int = 0, seed: int = 0, seconds: float = SECONDS, workers: int = 1, memory_mb: int = 2048,
-) -> AnswerCheck:  # fmt: skip
+    task: TextTask,
+    rows: Sequence[int],
+    prompt_at: Callable[[int], Prompt],
+    *,
+    sample: int = 0,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    workers: int = 1,
+    memory_mb: int = 2048,
+) -> AnswerCheck:
     """Judge the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
     drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
     until = time.monotonic() + seconds
@@ -113,7 +126,9 @@ def check(
     if wrong:
         prompt = prompt_at(min(wrong))
         example = f"{short(prompt.answer)} of the problem {short(prompt.text or prompt.messages[-1]['content'])}"
-    return AnswerCheck(answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long)
+    return AnswerCheck(
+        answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long
+    )
 
 
 def answer_score(task: TextTask, prompt: Prompt) -> float:
@@ -125,10 +140,18 @@ def answer_score(task: TextTask, prompt: Prompt) -> float:
 def try_judge(judge: Grader, prompt: Prompt, settings: config.JudgeSettings) -> list[str]:
     """Call a judge with the limits of a run: with the right answer, with nothing and with noise. It is refused if it
     judges none of them; returned is a sentence on the first that it does not judge."""
-    tried = {f"the answer of problem {prompt.id}": prompt.answer, "an empty response": "", "noise": NOISE}
+    tried = {
+        f"the answer of problem {prompt.id}": prompt.answer,
+        "an empty response": "",
+        "noise": NOISE,
+    }
     texts = list(tried.values())
-    limits = {"workers": len(texts), "truncated": "judge"}  # one each, so that a hang is waited for once
-    sent = [replace(_EMPTY, index=place, trace=replace(_NOTHING, ids=np.array([place]))) for place in range(len(texts))]
+    # one each, so that a hang is waited for once
+    limits = {"workers": len(texts), "truncated": "judge"}
+    sent = [
+        replace(_EMPTY, index=place, trace=replace(_NOTHING, ids=np.array([place])))
+        for place in range(len(texts))
+    ]
     with Judge(
         lambda _: prompt,
         {prompt.task: judge},
@@ -137,12 +160,16 @@ def try_judge(judge: Grader, prompt: Prompt, settings: config.JudgeSettings) -> 
     ) as trial:
         notes = [rollout.note for rollout in trial.judge(sent)]
     failed = [
-        f"Called with {what}, {judge_name(prompt.task)} {note}" for what, note in zip(tried, notes, strict=True) if note
+        f"Called with {what}, {judge_name(prompt.task)} {note}"
+        for what, note in zip(tried, notes, strict=True)
+        if note
     ]
     if all(notes):
         cure = "raise judge.timeout_s" if "took longer" in notes[0] else "repair it"
         raise WhetError(f"{failed[0]}; an empty response and noise get no verdict either: {cure}.")
-    return [f"{sentence}; such a response stays unjudged and trains nothing." for sentence in failed[:1]]
+    return [
+        f"{sentence}; such a response stays unjudged and trains nothing." for sentence in failed[:1]
+    ]
 
 
 # ---- the summary of a data entry
@@ -154,7 +181,9 @@ def describe_problems(entry: config.ProblemSettings, folder: str = "") -> list[t
     table = task.prompts("eval" if isinstance(entry, config.Eval) else "train", 0)
     texts = [problem_text(problem) for problem in table.problems]
     lengths = [len(text) for text in texts]
-    repeats = len(table) - len({(problem_key(p), a) for p, a in zip(table.problems, table.answers, strict=True)})
+    repeats = len(table) - len(
+        {(problem_key(p), a) for p, a in zip(table.problems, table.answers, strict=True)}
+    )
     kinds = Counter(map(answer_kind, table.answers)).most_common()
     lines = [("task", task.name)]
     if isinstance(task, TextTask):
@@ -177,12 +206,20 @@ def describe_problems(entry: config.ProblemSettings, folder: str = "") -> list[t
         counts = Counter("none" if level is None else level for level in table.meta["level"])
         levels = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
         more = f" and {len(levels) - 20} more" if len(levels) > 20 else ""
-        lines.append(("levels", ", ".join(f"{level}: {count:,}" for level, count in levels[:20]) + more))
+        lines.append(
+            ("levels", ", ".join(f"{level}: {count:,}" for level, count in levels[:20]) + more)
+        )
     if further := [name for name in table.meta if name != "level"]:
         lines.append(("kept as meta", ", ".join(further)))
     if not_kept := getattr(task, "not_kept", ()):
-        lines.append(("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)"))
-    return [*lines, ("first problem", _cut(texts[0], 300)), ("its answer", _cut(table.answers[0], 100))]
+        lines.append(
+            ("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)")
+        )
+    return [
+        *lines,
+        ("first problem", _cut(texts[0], 300)),
+        ("its answer", _cut(table.answers[0], 100)),
+    ]
 
 
 def answer_kind(answer: str) -> str:
@@ -197,10 +234,18 @@ def answer_kind(answer: str) -> str:
         return "whole number"
     if _NUMBER.fullmatch(bare):
         return "number"
-    return "text" if bare.replace(" ", "").isalpha() and len(bare) > 1 else "formula" if bare else "none"
+    return (
+        "text"
+        if bare.replace(" ", "").isalpha() and len(bare) > 1
+        else "formula"
+        if bare
+        else "none"
+    )
 
 
 def _cut(text: str, most: int) -> str:
     """One line that a terminal shows as it is."""
-    line = "".join(character if character.isprintable() else " " for character in " ".join(text[:most].split()))
+    line = "".join(
+        character if character.isprintable() else " " for character in " ".join(text[:most].split())
+    )
     return line + " ..." if len(text) > most else line

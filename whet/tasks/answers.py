@@ -29,12 +29,18 @@ MATCHERS = ("exact", "math")
 _BOX = "\\boxed{"
 _SPACED_BOX = re.compile(r"\\f?boxed ?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
-_JOINT = re.compile(r"(?:[\s$,;}]|\\[,;:\[\]()]|\\q?quad|\\text\{[ ,]*(?:and|or)[ ,]*\}|\band\b|\bor\b){0,12}")
+_JOINT = re.compile(
+    r"(?:[\s$,;}]|\\[,;:\[\]()]|\\q?quad|\\text\{[ ,]*(?:and|or)[ ,]*\}|\band\b|\bor\b){0,12}"
+)
 
-_MARKER = re.compile(r"####|#(?=[^\s#])|answer(?:\*\*)?(?:\s?:|\s?is\b)|(?:option|choice)\s?is\b", re.IGNORECASE)
+_MARKER = re.compile(
+    r"####|#(?=[^\s#])|answer(?:\*\*)?(?:\s?:|\s?is\b)|(?:option|choice)\s?is\b", re.IGNORECASE
+)
 _NUMBER = r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?"
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w.]){_NUMBER}")
-_LONE_LETTER = re.compile(r"(?:[Oo]ption |[Cc]hoice )?\(?[A-Ja-j]\)?[.:)]?|\(?[A-J][.:)]\s[^\n]{1,80}")
+_LONE_LETTER = re.compile(
+    r"(?:[Oo]ption |[Cc]hoice )?\(?[A-Ja-j]\)?[.:)]?|\(?[A-J][.:)]\s[^\n]{1,80}"
+)
 _LETTER_IN_TEXT = re.compile(r"\([A-J]\)(?![A-Za-z(])|(?<=\bis )[A-J](?=[.,]?\s*$)")
 
 # A doubt that no other claim follows changes nothing: "Let me check: 2 + 3 = 5. Yes."
@@ -59,12 +65,15 @@ _DENIED = re.compile(  # right before a number
     re.IGNORECASE,
 )
 _CHANGED = re.compile(  # right after a number
-    r"\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|or (?:more|less|fewer))\b", re.IGNORECASE
+    r"\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|or (?:more|less|fewer))\b",
+    re.IGNORECASE,
 )
 _NOT_BUT = re.compile(r"not\s+\S{1,40}\s+but\s+", re.IGNORECASE)
 _NOT_AFTER = re.compile(r",?\s+(?:and\s+)?(?:not|nothing)\b.*", re.IGNORECASE | re.DOTALL)
 _RESTATED = re.compile(r".*(?:\bi\.e\.|\bthat is,?(?=\s[0-9$\\]))", re.IGNORECASE | re.DOTALL)
-_REASON = re.compile(r",?\s+(?:(?:since|because)\s.*|(?:as|which|so|where|and nothing)\s[^0-9=$\\]*)$", re.IGNORECASE)
+_REASON = re.compile(
+    r",?\s+(?:(?:since|because)\s.*|(?:as|which|so|where|and nothing)\s[^0-9=$\\]*)$", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"\n|(?<!\\)(?<!i\.e)[.?!] ")
 _SUBJECT = re.compile(r"[A-Za-z][^=0-9]*\s(?:is|are|equals)\s+(?=\S)", re.IGNORECASE)
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
@@ -77,14 +86,18 @@ class Matcher:
         if matcher not in MATCHERS:
             raise WhetError(f'There is no matcher "{matcher}"{did_you_mean(matcher, MATCHERS)}')
         if answer not in ANSWERS:
-            raise WhetError(f'There is no way to find an answer called "{answer}"{did_you_mean(answer, ANSWERS)}')
-        self.matcher, self.answer = matcher, answer
+            raise WhetError(
+                f'There is no way to find an answer called "{answer}"{did_you_mean(answer, ANSWERS)}'
+            )
+        self.matcher = matcher
+        self.answer = answer
         if matcher == "math":
             formulas.warm()
 
     def judge(self, prompt: Prompt, response: str) -> float:
         r"""1.0 if the response's final answer equals the prompt's, else 0.0. May raise TooSlow."""
-        found, golds = self.extract(response), right_answers(prompt.answer)
+        found = self.extract(response)
+        golds = right_answers(prompt.answer)
         question = problem_text(prompt.text or prompt.messages)
         # All are compared without formulas first, which may be slow.
         with_formulas = (False, True) if self.matcher == "math" else (False,)
@@ -139,8 +152,12 @@ def boxed(text: str) -> str:
     if before < 0 or not last:
         return last
     first = _inside(text, before + len(_BOX))
-    joint = text[before + len(_BOX) + len(first) : start - len(_BOX)].strip().removeprefix("}").strip()
-    is_list = "\n" not in joint and _JOINT.fullmatch(joint) and before + len(_BOX) + len(first) < start
+    joint = (
+        text[before + len(_BOX) + len(first) : start - len(_BOX)].strip().removeprefix("}").strip()
+    )
+    is_list = (
+        "\n" not in joint and _JOINT.fullmatch(joint) and before + len(_BOX) + len(first) < start
+    )
     if not is_list or first.strip() in ("", last):
         return last
     return _short(f"{first.strip()}, {last}")
@@ -185,8 +202,15 @@ def marked(text: str) -> str:
     last = _last(_MARKER, text)
     if last is None:
         return ""
-    rest = text[last.end() : last.end() + 2 * LONGEST].lstrip(" \t\r\n:*_$").removeprefix("\\[").lstrip()
-    ends = [found.start() for found in (_SENTENCE_END.search(rest), _DOUBT.search(rest, 1)) if found]
+    rest = (
+        text[last.end() : last.end() + 2 * LONGEST]
+        .lstrip(" \t\r\n:*_$")
+        .removeprefix("\\[")
+        .lstrip()
+    )
+    ends = [
+        found.start() for found in (_SENTENCE_END.search(rest), _DOUBT.search(rest, 1)) if found
+    ]
     end = min(ends, default=len(rest))
     return _revised(_claim_of(rest[:end]), rest[end:])
 
@@ -205,7 +229,11 @@ def _claim_of(sentence: str) -> str:
     if verb is not None and not _DENIED.search(verb[0]):
         sentence = sentence[verb.end() :]
     words = _WORD.findall(sentence)
-    if len(words) > 4 and sentence[0].isalpha() and not CHANGERS.intersection(map(str.casefold, words)):
+    if (
+        len(words) > 4
+        and sentence[0].isalpha()
+        and not CHANGERS.intersection(map(str.casefold, words))
+    ):
         return last_claim(sentence)  # a whole sentence in words, which holds the answer somewhere
     return _short(sentence)
 
@@ -258,8 +286,11 @@ def last_claim(text: str) -> str:
     if not standing:
         return "" if numbers else last_number(text)
     last = standing[-1]
-    before = re.split(r"\n|[.?!:] ", _NOT_BUT.sub("", text[max(0, last.start() - 60) : last.start()]))[-1]
-    denied, changed = _DENIED.search(before), _CHANGED.match(text, last.end())
+    before = re.split(
+        r"\n|[.?!:] ", _NOT_BUT.sub("", text[max(0, last.start() - 60) : last.start()])
+    )[-1]
+    denied = _DENIED.search(before)
+    changed = _CHANGED.match(text, last.end())
     number = last.group().rstrip(",")
     return _short(f"{denied[0].lstrip() if denied else ''}{number}{changed[0] if changed else ''}")
 
@@ -289,7 +320,10 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 # ---- long and structured answers, compared whole, in a time linear in the response
 
 _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
-_DECODER = json.JSONDecoder(parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)  # 2.0 is 2
+# 2.0 is 2
+_DECODER = json.JSONDecoder(
+    parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x
+)
 
 
 def same_whole(response: str, answer: str, where: str) -> bool | None:
@@ -334,10 +368,16 @@ def _gives(text: str, gold: str, where: str) -> bool | None:
         inside = text.rpartition(_BOX)[2]
         if wanted is None:
             inside = _squeeze(inside)
-            return (inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")) or None
+            return (
+                inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")
+            ) or None
         found = _decode(inside)
         return None if found is None else found[0] == wanted and found[1].startswith("}")
-    may_be = {"tagged": [in_tags(text)], "whole": [text], "auto": [text, *_FENCED.findall(text)[-1:]]}.get(where, [])
+    may_be = {
+        "tagged": [in_tags(text)],
+        "whole": [text],
+        "auto": [text, *_FENCED.findall(text)[-1:]],
+    }.get(where, [])
     if where in ("auto", "marked") and (marker := _last(_MARKER, text)):
         may_be.append(text[marker.end() :])
     if wanted is None:

@@ -27,7 +27,12 @@ from whet.types import Prompt
 T = TypeVar("T")
 Problem = str | tuple[Mapping[str, str], ...]  # a plain text, or chat messages
 
-_TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "a string", dict: "a table"}
+_TYPE_NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    dict: "a table",
+}
 _MATHS_MARKS = ("\\(", "\\)", "\\[", "\\]")
 _BETWEEN_NUMBERS = re.compile(r"(\d)[\s.,]+(?=\d)")
 _PUNCTUATION = str.maketrans("", "", "$\\{}_|&~!?;:.,'\"‘’“”` \t\r\n")
@@ -38,13 +43,16 @@ class Judgement:
     """Everything a judge says about one response."""
 
     score: float  # 0..1; decides the verdict
-    final: str = ""  # the final answer, written so that equal answers are equal strings and can be counted
-    terms: Mapping[str, float] = field(default_factory=dict)  # further rewards by name, before their weights
+    # the final answer, written so that equal answers are equal strings and can be counted
+    final: str = ""
+    # further rewards by name, before their weights
+    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 class Task(Protocol):
     name: str
-    alphabet: str  # the characters that a tiny model must know; empty where a real tokenizer is meant
+    # the characters that a tiny model must know; empty where a real tokenizer is meant
+    alphabet: str
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         """The problems of a split, "train" or "eval"; the two share no problem."""
@@ -55,7 +63,9 @@ class Task(Protocol):
     def final(self, response: str) -> str:
         """The final answer of a response, written so that equal answers are equal strings; "" for none."""
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
         """Worked solutions to imitate: (prompt, response text without the end token)."""
 
 
@@ -92,17 +102,22 @@ class PromptTable:
         self.tasks = [task] * n if isinstance(task, str) else task
         assert all(len(column) == n for column in (answers, self.tasks, *self.meta.values()))
         given = [None] * n if ids is None else ids
-        self._hashed = np.array([name is None for name in given], bool) if hashed is None else hashed
+        self._hashed = (
+            np.array([name is None for name in given], bool) if hashed is None else hashed
+        )
         self._rows: dict[str, int] = {}
         repeats: Counter[str] = Counter()
         for row, (name, is_hash) in enumerate(zip(given, self._hashed.tolist(), strict=True)):
-            unique = name = problem_hash(self.tasks[row], problems[row], answers[row]) if name is None else name
+            unique = name = (
+                problem_hash(self.tasks[row], problems[row], answers[row]) if name is None else name
+            )
             if name in self._rows and not is_hash:
                 raise WhetError(
                     f'{origin} has the id "{name}" twice, in {place(self._rows[name])} and {place(row)}; ids must '
                     'differ: mend them, or do without by columns = { id = "" }.'
                 )
-            while unique in self._rows:  # more than once where a data set kept our ids in its id column
+            # more than once where a data set kept our ids in its id column
+            while unique in self._rows:
                 repeats[name] += 1
                 unique = f"{name}#{repeats[name]}"
             self._rows[unique] = row
@@ -126,7 +141,9 @@ class PromptTable:
                 for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
             ],
             hashed=np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)]),
-            meta={key: [v for t in tables for v in t.meta.get(key, [None] * len(t))] for key in keys},
+            meta={
+                key: [v for t in tables for v in t.meta.get(key, [None] * len(t))] for key in keys
+            },
             origin="The recipe",
             place=lambda row: f"data entry {np.searchsorted(ends, row, side='right')}",
         )
@@ -145,7 +162,9 @@ class PromptTable:
     def marks(self) -> np.ndarray:
         """A number per row that tells whether its problem or answer was changed, also under an id of the data's own."""
         rows = zip(self.problems, self.answers, strict=True)
-        return np.fromiter((_mark(problem, answer) for problem, answer in rows), np.uint32, len(self))
+        return np.fromiter(
+            (_mark(problem, answer) for problem, answer in rows), np.uint32, len(self)
+        )
 
     def at(self, row: int) -> Prompt:
         problem = self.problems[row]
@@ -177,15 +196,24 @@ class PromptTable:
 
 def problem_hash(task: str, problem: Problem, answer: str) -> str:
     """16 hex digits, the same whichever judge a task has: of "text:module:function" only "text" counts."""
-    text = problem if isinstance(problem, str) else json.dumps(problem, sort_keys=True, ensure_ascii=False)
+    text = (
+        problem
+        if isinstance(problem, str)
+        else json.dumps(problem, sort_keys=True, ensure_ascii=False)
+    )
     kind = task.partition(":")[0]
-    record = f"{len(kind)}:{len(text)}:{kind}{text}{answer}"  # lengths first: no two records read the same
+    # lengths first: no two records read the same
+    record = f"{len(kind)}:{len(text)}:{kind}{text}{answer}"
     return hashlib.blake2b(record.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _mark(problem: Problem, answer: str) -> int:
     """A million plain problems take about a second, chats two to five."""
-    parts = [problem] if isinstance(problem, str) else [str(v) for message in problem for v in message.values()]
+    parts = (
+        [problem]
+        if isinstance(problem, str)
+        else [str(v) for message in problem for v in message.values()]
+    )
     return crc32("\0".join([answer, *parts]).encode("utf-8", "surrogatepass"))
 
 
@@ -203,11 +231,15 @@ def problem_key(problem: Problem) -> int:
         for mark in _MATHS_MARKS:
             text = text.replace(mark, "")
     plain = _BETWEEN_NUMBERS.sub(r"\1#", text).translate(_PUNCTUATION).lower()
-    return int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
 
 
 def problem_text(problem: Problem) -> str:
-    return problem if isinstance(problem, str) else " ".join(message["content"] for message in problem)
+    return (
+        problem if isinstance(problem, str) else " ".join(message["content"] for message in problem)
+    )
 
 
 # ---- options
@@ -226,8 +258,11 @@ def check_options(defaults: Mapping[str, Any], given: Mapping[str, Any], where: 
             raise WhetError(f'{where} has no option "{key}"{did_you_mean(key, defaults)}')
         expected = type(defaults[key])
         accepted = {float: int | float, dict: Mapping}.get(expected, expected)
-        if isinstance(value, bool) != (expected is bool) or not isinstance(value, accepted):  # True is no number here
-            raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}.")
+        # True is no number here
+        if isinstance(value, bool) != (expected is bool) or not isinstance(value, accepted):
+            raise WhetError(
+                f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}."
+            )
 
 
 def is_held_out(text: str) -> bool:
@@ -244,13 +279,18 @@ def check_range(where: str, name: str, value: float, low: float, high: float) ->
 def parse_range(where: str, text: str, lowest: int, highest: int) -> tuple[int, int]:
     first, dash, last = str(text).partition("-")
     if first.isdecimal() and (last.isdecimal() if dash else True):
-        low, high = int(first), int(last or first)
+        low = int(first)
+        high = int(last or first)
         if lowest <= low <= high <= highest:
             return low, high
-    raise WhetError(f'{where}: "{text}" is no range of levels; write "3-7" or "5", within {lowest} to {highest}.')
+    raise WhetError(
+        f'{where}: "{text}" is no range of levels; write "3-7" or "5", within {lowest} to {highest}.'
+    )
 
 
-def spread_levels(where: str, mix: Mapping[str, float], count: int, lowest: int, highest: int) -> np.ndarray:
+def spread_levels(
+    where: str, mix: Mapping[str, float], count: int, lowest: int, highest: int
+) -> np.ndarray:
     """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals).
 
     The mix gives each range of levels its share; inside a range the levels get equal shares.
@@ -259,8 +299,11 @@ def spread_levels(where: str, mix: Mapping[str, float], count: int, lowest: int,
     for text, share in mix.items():
         ranges.append(parse_range(where, text, lowest, highest))
         if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
-            raise WhetError(f'{where}: mix."{text}" = {share!r} is wrong: a share is a number from 0 to 1.')
-    total, shares = sum(mix.values()), np.zeros(highest + 1)
+            raise WhetError(
+                f'{where}: mix."{text}" = {share!r} is wrong: a share is a number from 0 to 1.'
+            )
+    total = sum(mix.values())
+    shares = np.zeros(highest + 1)
     if abs(total - 1) > 1e-6:
         raise WhetError(f"{where}: the shares of mix must add up to 1, not to {total:g}.")
     for (low, high), share in zip(ranges, mix.values(), strict=True):

@@ -42,7 +42,8 @@ TASKS: dict[str, Callable[..., Task]] = {
     "operations": OperationsTask,
     "text": TextTask,
 }
-READS_DATA = {"text"}  # tasks that take the whole entry; the others make their own problems and take its options
+# tasks that take the whole entry; the others make their own problems and take its options
+READS_DATA = {"text"}
 MOST_WORDS = 100_000  # words of a response that are searched for repetition
 
 
@@ -51,7 +52,9 @@ def build_task(data: ProblemSettings, name: str = "", folder: str = "") -> Task:
     if data.kind not in TASKS:
         raise WhetError(f'There is no task "{data.kind}"{did_you_mean(data.kind, TASKS)}')
     if reserved := {"name", "path"} & data.options.keys():
-        raise WhetError(f'"{min(reserved)}" is no option of task {data.kind}; set it beside `options`, not inside.')
+        raise WhetError(
+            f'"{min(reserved)}" is no option of task {data.kind}; set it beside `options`, not inside.'
+        )
     name = name or name_task(data, {})
     if data.kind in READS_DATA:
         return TASKS[data.kind](data, name=name, folder=folder)
@@ -86,14 +89,20 @@ def import_judge(spec: str) -> JudgeFunction:
         raise WhetError(f'A reward is written "module:function", got "{spec}".')
     module, function = import_own(spec, f'reward = "{spec}"')
     if function is None:
-        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        public = [
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_")
+        ]
         taken = getattr(module, "__file__", None) or "built into Python"
         raise WhetError(
             f'reward = "{spec}": {module_name} ({taken}; packages go before the current directory) has no function '
             f'"{function_name}"{did_you_mean(function_name, public)}'
         )
     if not callable(function):
-        raise WhetError(f'reward = "{spec}" is a {type(function).__name__}, not a function of (prompt, response).')
+        raise WhetError(
+            f'reward = "{spec}" is a {type(function).__name__}, not a function of (prompt, response).'
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -101,7 +110,9 @@ def import_judge(spec: str) -> JudgeFunction:
     try:
         signature.bind("prompt", "response")
     except TypeError:
-        raise WhetError(f'reward = "{spec}" is called with (prompt, response), but takes {signature}.') from None
+        raise WhetError(
+            f'reward = "{spec}" is called with (prompt, response), but takes {signature}.'
+        ) from None
     return function
 
 
@@ -122,15 +133,22 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
         try:
             return float(re.fullmatch(pattern, response, re.DOTALL) is not None)
         except re.error as error:
-            raise WhetError(f'The pattern of reward "format" is no regular expression: {error}.') from None
+            raise WhetError(
+                f'The pattern of reward "format" is no regular expression: {error}.'
+            ) from None
     names = tags.split()
     if bad := [name for name in names if not re.fullmatch(r"[\w-]+", name)]:
-        raise WhetError(f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".')
+        raise WhetError(
+            f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".'
+        )
     if names:
         form = "".join(rf"\s*<{name}>.*</{name}>" for name in names) + r"\s*"
-        once = all(response.count(f"<{name}>") == response.count(f"</{name}>") == 1 for name in names)
+        once = all(
+            response.count(f"<{name}>") == response.count(f"</{name}>") == 1 for name in names
+        )
         return float(once and re.fullmatch(form, response, re.DOTALL) is not None)
-    closed, opened = response.count("</think>"), response.count("<think>")
+    closed = response.count("</think>")
+    opened = response.count("<think>")
     if closed != 1 or opened > 1 or (opened and not response.lstrip().startswith("<think>")):
         return 0.0
     answer = after_thinking(response)
@@ -184,7 +202,9 @@ def length_term(
     if rollout.finish == "length":
         return cut
     share = min(1.0, rollout.length / (limit or rollout.sampling.max_tokens))
-    short, long = (right_short, right_long) if rollout.verdict == "right" else (wrong_short, wrong_long)
+    short, long = (
+        (right_short, right_long) if rollout.verdict == "right" else (wrong_short, wrong_long)
+    )
     return long + (short - long) / 2 * (1 + math.cos(math.pi * share))
 
 
@@ -206,8 +226,12 @@ class Rewards:
         self._of_text: dict[str, Callable[[Prompt, str], Any]] = {}
         self._of_rollout: dict[str, Callable[[Rollout], float]] = {}
         for entry in entries:
-            taken = sum(name == entry.name or name.rpartition("_")[0] == entry.name for name in self._weights)
-            name = f"{entry.name}_{taken + 1}" if taken else entry.name  # the second "format" is "format_2"
+            taken = sum(
+                name == entry.name or name.rpartition("_")[0] == entry.name
+                for name in self._weights
+            )
+            # the second "format" is "format_2"
+            name = f"{entry.name}_{taken + 1}" if taken else entry.name
             self._weights[name] = entry.weight
             if entry.name in REWARDS:
                 reads, term = REWARDS[entry.name]
@@ -221,9 +245,13 @@ class Rewards:
                     self._of_text[name] = lambda prompt, response, term=term: term(response)  # type: ignore[misc]
             elif ":" not in entry.name:
                 near = did_you_mean(entry.name, REWARDS)
-                raise WhetError(f'There is no reward "{entry.name}"{near} Your own is written "module:function".')
+                raise WhetError(
+                    f'There is no reward "{entry.name}"{near} Your own is written "module:function".'
+                )
             elif entry.options:
-                raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
+                raise WhetError(
+                    f'The reward "{entry.name}" takes no options; only built-in rewards do.'
+                )
             else:
                 self._of_text[name] = import_judge(entry.name)
         self.names = tuple(self._weights)  # as the metrics show them: reward/<name>
@@ -233,16 +261,23 @@ class Rewards:
 
         def grade(prompt: Prompt, response: str) -> Judgement:
             said = read_judgement(judge(prompt, response))
-            terms = {name: as_number(term(prompt, response)) for name, term in self._of_text.items()}
+            terms = {
+                name: as_number(term(prompt, response)) for name, term in self._of_text.items()
+            }
             settled = said.final or (final(response) if final is not None else "")
             return Judgement(score=said.score, final=settled, terms={**said.terms, **terms})
 
         return grade
 
-    def total(self, rollout: Rollout, verdict: Verdict, judgement: Judgement) -> tuple[float, dict[str, float]]:
+    def total(
+        self, rollout: Rollout, verdict: Verdict, judgement: Judgement
+    ) -> tuple[float, dict[str, float]]:
         """Reward and terms (before their weights) of a rollout with this verdict."""
         judged = replace(rollout, verdict=verdict) if self._of_rollout else rollout
-        terms = {**judgement.terms, **{name: term(judged) for name, term in self._of_rollout.items()}}
+        terms = {
+            **judgement.terms,
+            **{name: term(judged) for name, term in self._of_rollout.items()},
+        }
         reward = self._judge_weight * judgement.score
         for name, weight in self._weights.items():
             if name not in terms:

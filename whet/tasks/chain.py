@@ -27,7 +27,9 @@ LISTED_LEVEL = 3  # up to this level the held-out problems are few enough to lis
 
 _DIGITS = np.array(list("0123456789"), "S1")
 _STEPS = np.array([operation + digit for operation in OPERATIONS for digit in "0123456789"], "S2")
-_WORKED_STEPS = np.array([[f"{step.decode()}={value}" for value in range(10)] for step in _STEPS], "S4")
+_WORKED_STEPS = np.array(
+    [[f"{step.decode()}={value}" for value in range(10)] for step in _STEPS], "S4"
+)
 
 # Shapes: `chains` is [problems, level + 1]: the first digit, then 10 * operation + digit for each operation.
 Chains = np.ndarray
@@ -46,13 +48,15 @@ class ChainOptions:
         check_range("Task chain", "train_count", self.train_count, 1, 10_000_000)
         check_range("Task chain", "eval_count", self.eval_count, 1, 100_000)
         parse_range("Task chain", self.eval_range, 1, MAX_LEVEL)
-        spread_levels("Task chain", self.mix, 0, 1, MAX_LEVEL)  # refuses a wrong mix before anything is drawn
+        # refuses a wrong mix before anything is drawn
+        spread_levels("Task chain", self.mix, 0, 1, MAX_LEVEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainSolutions:
     direct: float = 0.0  # share of the solutions that give the answer without the work
-    decay: float = 0.6  # level = 1 + floor(Exp with rate decay): each further operation is 0.55 times as likely
+    # level = 1 + floor(Exp with rate decay): each further operation is 0.55 times as likely
+    decay: float = 0.6
     max_level: int = 12  # longer chains are cut to this level
 
     def __post_init__(self) -> None:
@@ -69,14 +73,19 @@ class ChainTask:
         self.options = read_options(ChainOptions, options, "Task chain")
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        rng, options = np.random.default_rng([seed, int(split == "eval")]), self.options
+        rng = np.random.default_rng([seed, int(split == "eval")])
+        options = self.options
         if split == "train":
-            levels = rng.permutation(spread_levels("Task chain", options.mix, options.train_count, 1, MAX_LEVEL))
+            levels = rng.permutation(
+                spread_levels("Task chain", options.mix, options.train_count, 1, MAX_LEVEL)
+            )
             problems = _draw_levels(rng, levels)
         else:
             wanted = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
             problems = _draw_held_out(rng, options.eval_count, *wanted)
-            levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
+            levels = rng.permutation(
+                np.repeat(list(problems), [len(chains) for chains in problems.values()])
+            )
         return self._table(levels, _write(levels, problems))
 
     def judge(self, prompt: Prompt, response: str) -> float:
@@ -87,19 +96,27 @@ class ChainTask:
     def final(self, response: str) -> str:
         return response.rpartition("#")[2] if "#" in response else ""
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
         """Worked (or direct) solutions of new problems that are not held out; the options are `ChainSolutions`."""
         if count == 0:
             return []
         chosen = read_options(ChainSolutions, options, "The worked solutions of task chain")
-        levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
+        levels = np.minimum(
+            1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level
+        )
         rows = _write(levels, _draw_levels(rng, levels))
         direct = (rng.random(count) < chosen.direct).tolist()
         solved = zip(self._table(levels, rows), rows, direct, strict=True)
-        return [(prompt, f"#{answer}" if short else f"{work}#{answer}") for prompt, (_, work, answer), short in solved]
+        return [
+            (prompt, f"#{answer}" if short else f"{work}#{answer}")
+            for prompt, (_, work, answer), short in solved
+        ]
 
     def _table(self, levels: np.ndarray, rows: Sequence[tuple[str, str, str]]) -> PromptTable:
-        texts, answers = [text for text, _, _ in rows], [answer for _, _, answer in rows]
+        texts = [text for text, _, _ in rows]
+        answers = [answer for _, _, answer in rows]
         return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
@@ -108,7 +125,10 @@ class ChainTask:
 
 def _draw_levels(rng: np.random.Generator, levels: np.ndarray) -> ByLevel:
     """As many problems of each level as `levels` has entries of it, none held out."""
-    return {int(level): _draw(rng, int((levels == level).sum()), int(level)) for level in np.unique(levels)}
+    return {
+        int(level): _draw(rng, int((levels == level).sum()), int(level))
+        for level in np.unique(levels)
+    }
 
 
 def _draw(rng: np.random.Generator, count: int, level: int, *, held_out: bool = False) -> Chains:
@@ -116,7 +136,9 @@ def _draw(rng: np.random.Generator, count: int, level: int, *, held_out: bool = 
     found = [np.empty((0, level + 1), int)]
     while (missing := count - sum(map(len, found))) > 0:
         size = missing * (9 if held_out else 2) + 16
-        chains = np.column_stack([rng.integers(10, size=size), rng.integers(30, size=(size, level))])
+        chains = np.column_stack(
+            [rng.integers(10, size=size), rng.integers(30, size=(size, level))]
+        )
         found.append(chains[is_held_out(chains) == held_out][:missing])
     return np.concatenate(found)
 
@@ -132,7 +154,8 @@ def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) ->
             every = np.stack([axis.ravel() for axis in grid], axis=1)
             problems[level] = rng.permutation(every[is_held_out(every)])[:share]
         else:  # so many problems that drawing finds new ones at once
-            chains, new = np.empty((0, level + 1), int), share
+            chains = np.empty((0, level + 1), int)
+            new = share
             while new:
                 chains = np.concatenate([chains, _draw(rng, new, level, held_out=True)])
                 chains = chains[np.sort(np.unique(chains, axis=0, return_index=True)[1])]
@@ -162,9 +185,11 @@ def is_held_out(chains: Chains) -> np.ndarray:
 
 def running_values(chains: Chains) -> np.ndarray:
     """The value after each operation. 3+5*2-7: 8, then 16 -> 6, then -1 -> 9."""
-    value, values = chains[:, 0], np.empty_like(chains[:, 1:])
+    value = chains[:, 0]
+    values = np.empty_like(chains[:, 1:])
     for i, cell in enumerate(chains[:, 1:].T):
-        operation, digit = cell // 10, cell % 10
+        operation = cell // 10
+        digit = cell % 10
         value = np.choose(operation, [value + digit, value - digit, value * digit]) % 10
         values[:, i] = value
     return values
@@ -175,8 +200,11 @@ def _write(levels: np.ndarray, problems: ByLevel) -> list[tuple[str, str, str]]:
     turns = {}
     for level, chains in problems.items():
         values = running_values(chains)
-        texts = _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
-        work, answers = _join(_WORKED_STEPS[chains[:, 1:], values]), _join(_DIGITS[values[:, -ANSWER_VALUES:]])
+        texts = _join(
+            _DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1")
+        )
+        work = _join(_WORKED_STEPS[chains[:, 1:], values])
+        answers = _join(_DIGITS[values[:, -ANSWER_VALUES:]])
         turns[level] = zip(texts, work, answers, strict=True)
     return [next(turns[level]) for level in levels.tolist()]
 
@@ -184,5 +212,6 @@ def _write(levels: np.ndarray, problems: ByLevel) -> list[tuple[str, str, str]]:
 def _join(*parts: np.ndarray) -> list[str]:
     """One string per problem, from arrays [problems, n] of short strings of equal length."""
     characters = np.hstack([part.view("S1") for part in parts])
-    width, text = characters.shape[1], characters.tobytes().decode("ascii")
+    width = characters.shape[1]
+    text = characters.tobytes().decode("ascii")
     return [text[i : i + width] for i in range(0, len(text), width)]

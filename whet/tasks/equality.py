@@ -26,7 +26,8 @@ _COLUMN = re.compile(r"\\begin\{([pb]matrix)\}((?:[^&{}]|\{[^&{}]*\})*?)\\end\{\
 _SEPARATOR = re.compile(r"[,;]|\"\s*,?\s*(?:and|or)\s*\"|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 _NUMBER_WITH_COMMAS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _ONE_NUMBER = re.compile(r"[0-9]{1,2}(?:,[0-9]{3})+|[0-9]{3}(?:,[0-9]{3})*,0[0-9]{2}(?:,[0-9]{3})*")
-_OPENING, _CLOSING = "([{", ")]}"
+_OPENING = "([{"
+_CLOSING = ")]}"
 _AND_SO_ON = ("...", "\\ldots", "\\dots", "\\cdots")
 _RELATIONS = ("<", ">", "\\leq", "\\geq", "\\le ", "\\ge ", "\\neq", "\\ne ")
 
@@ -44,7 +45,8 @@ def same_answer(found: str, gold: str, question: str = "", formulas: bool = True
 
 
 def _same(found: str, gold: str, question: str, formulas: bool, depth: int) -> bool:
-    found, gold = found.strip(), gold.strip()
+    found = found.strip()
+    gold = gold.strip()
     if not found or not gold or any(dots in found and dots not in gold for dots in _AND_SO_ON):
         return False
     if (same := same_value(found, gold, question)) is not None:
@@ -109,9 +111,16 @@ def read_form(text: str, thousands: bool = True) -> Form | None:
         return None
     if thousands:
         text = _NUMBER_WITH_COMMAS.sub(lambda found: found[0].replace(",", ""), text)
-    kind, parts = "list", _split(text)
-    if len(text) > 2 and text[0] in _OPENING and text[-1] in _CLOSING and min(_depths(text)[1:-1]) >= 1:
-        kind, parts = text[0] + text[-1], _split(text[1:-1])
+    kind = "list"
+    parts = _split(text)
+    if (
+        len(text) > 2
+        and text[0] in _OPENING
+        and text[-1] in _CLOSING
+        and min(_depths(text)[1:-1]) >= 1
+    ):
+        kind = text[0] + text[-1]
+        parts = _split(text[1:-1])
     names = name.strip("()").split(",")
     if len(names) == len(parts) > 1:
         parts = [f"{one}={part}" for one, part in zip(names, parts, strict=True)]  # (x, y) = (1, 2)
@@ -130,11 +139,14 @@ def same_form(found: str, gold: str, equal: Callable[[str, str], bool], question
     """
     if _ONE_NUMBER.fullmatch(strip(gold)):
         return False  # the data's 1,000 is a number; its 100,200 may be a list or a number
-    readings = dict.fromkeys((read_form(found, thousands), read_form(gold, thousands)) for thousands in (True, False))
+    readings = dict.fromkeys(
+        (read_form(found, thousands), read_form(gold, thousands)) for thousands in (True, False)
+    )
     for given, wanted in readings:
         if given is None and wanted is None:
             continue
-        given, wanted = given or Form("list", (found,)), wanted or Form("list", (gold,))
+        given = given or Form("list", (found,))
+        wanted = wanted or Form("list", (gold,))
         if _same_parts(_by_name(given, question), _by_name(wanted, question), equal):
             return True
     return False
@@ -201,7 +213,8 @@ def _both_signs(part: str) -> tuple[str, ...]:
 def _split(text: str) -> list[str]:
     """Split at separators outside all brackets, and leave out empty parts."""
     depths = _depths(text)
-    parts, start = [], 0
+    parts = []
+    start = 0
     for found in _SEPARATOR.finditer(text):
         if depths[found.start()] == 0:
             parts.append(text[start : found.start()])

@@ -24,8 +24,11 @@ from typing import Any
 from whet.errors import WhetError
 
 LONGEST = 300  # characters of the longest answer
-TOLERANCE = Fraction(1, 1_000_000)  # relative to the data's answer, where one of two numbers is a decimal
-PATIENCE_S = 1.0  # seconds of computing per comparison; waiting does not count, so that a busy machine costs no verdict
+# relative to the data's answer, where one of two numbers is a decimal
+TOLERANCE = Fraction(1, 1_000_000)
+# seconds of computing per comparison; waiting does not count, so that a busy machine costs no
+# verdict
+PATIENCE_S = 1.0
 DEEPEST = 8  # brackets inside brackets
 MOST_DIGITS = 30  # digits of one number
 
@@ -45,7 +48,8 @@ _DIGITS = re.compile(r"[0-9]+")
 _EXPONENT = re.compile(r"(.?)\s?\^\s?(\{|\(|.)")
 _EXPONENT_WITHOUT_BRACKETS = re.compile(r"\\[A-Za-z]+|[0-9]+|.", re.DOTALL)
 _FACTORIAL = re.compile(r"(.?)\s?!")
-_PRODUCT = re.compile(r"([0-9]) ?\((?= ?(?:[0-9]+ ?/|\\frac))")  # math-verify takes 5(1/4) for the mixed number 5 1/4
+# math-verify takes 5(1/4) for the mixed number 5 1/4
+_PRODUCT = re.compile(r"([0-9]) ?\((?= ?(?:[0-9]+ ?/|\\frac))")
 
 
 class TooSlow(BaseException):
@@ -55,12 +59,18 @@ class TooSlow(BaseException):
 def same_formula(found: str, gold: str) -> bool:
     """Whether math-verify takes them for equal. Raises TooSlow; what could blow up counts as not equal."""
     found, gold = (_PRODUCT.sub(r"\1 \\cdot (", text.strip(" .,;:*`")) for text in (found, gold))
-    if not (tame(found) and tame(gold)) or _bases(found) - _bases(gold) or (found.isalpha() and gold.isalpha()):
+    if (
+        not (tame(found) and tame(gold))
+        or _bases(found) - _bases(gold)
+        or (found.isalpha() and gold.isalpha())
+    ):
         return False
     # math-verify takes R for r; where both occur, the capital becomes a letter that is not used otherwise.
     letters = set(_COMMAND.sub(" ", f"{found} {gold}"))
     free = [letter for letter in "abcjklmnopqrstuvwxyz" if not {letter, letter.upper()} & letters]
-    capitals = sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters)
+    capitals = sorted(
+        letter for letter in letters if letter.isupper() and letter.lower() in letters
+    )
     for old, new in zip(capitals, free, strict=False):
         pattern = re.compile(rf"(\\[A-Za-z]+)|{old}")  # commands stay as they are
         found, gold = (pattern.sub(lambda m: m[1] or new, text) for text in (found, gold))  # noqa: B023
@@ -91,7 +101,8 @@ def tame(text: str) -> bool:
         return False
     letters = _FUNCTION.sub(" ", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
     if _WORD.search(letters) or commands.count("frac") + commands.count("sqrt") > 12:
-        return False  # letters that spell something: sympy would multiply them, and "east" would equal "seat"
+        # letters that spell something: sympy would multiply them, and "east" would equal "seat"
+        return False
     if ":" in text or ("=" in text and not _is_equation(text)):
         return False
     if commands.count("pm") + commands.count("mp") > 2 or _CHAIN.search(text):
@@ -99,25 +110,35 @@ def tame(text: str) -> bool:
     most_digits = 4 if "binom" in commands else MOST_DIGITS
     if any(len(digits) > most_digits for digits in _DIGITS.findall(text)):
         return False
-    return all(map(_tame_power, _EXPONENT.finditer(text))) and all(map(_tame_factorial, _FACTORIAL.finditer(text)))
+    return all(map(_tame_power, _EXPONENT.finditer(text))) and all(
+        map(_tame_factorial, _FACTORIAL.finditer(text))
+    )
 
 
 def _is_equation(text: str) -> bool:
     """With something to solve for; not of tuples, nor of a function at a point, which sympy would multiply out."""
     bare = _COMMAND.sub(" ", text)
-    return bool(re.search(r"[A-Za-z]", bare)) and "," not in bare and not re.search(r"[A-Za-z]\(\s*[-0-9.]+\s*\)", bare)
+    return (
+        bool(re.search(r"[A-Za-z]", bare))
+        and "," not in bare
+        and not re.search(r"[A-Za-z]\(\s*[-0-9.]+\s*\)", bare)
+    )
 
 
 def _tame_power(power: re.Match[str]) -> bool:
     """No towers over numbers and brackets, no long exponents, and large ones only over a number."""
-    text, start = power.string, power.start(2)
+    text = power.string
+    start = power.start(2)
     if (closing := {"{": "}", "(": ")"}.get(text[start])) is None:
         token = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
         exponent, after = (token[0], text[token.end() :]) if token else ("", "")
     else:
-        depths = accumulate((character == text[start]) - (character == closing) for character in text[start:])
+        depths = accumulate(
+            (character == text[start]) - (character == closing) for character in text[start:]
+        )
         end = next((i for i, depth in enumerate(depths, start) if depth == 0), len(text))
-        exponent, after = text[start + 1 : end], text[end + 1 :]
+        exponent = text[start + 1 : end]
+        after = text[end + 1 :]
     if after.lstrip()[:1] == "^" or re.search(r"[0-9)\]}!]\s?\^", exponent):
         return False
     largest = max((int(digits) for digits in _DIGITS.findall(exponent)), default=0)
@@ -147,7 +168,8 @@ def load() -> Any:
         raise WhetError(
             'matcher = "math" needs the package math-verify: pip install "whet[train]", or set matcher = "exact".'
         ) from None
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that we turned its time limits off
+    # it warns that we turned its time limits off
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     return math_verify
 
 
@@ -162,19 +184,26 @@ def _compare(found: str, gold: str) -> bool:
     math_verify = load()
     warm()
     with _limited(PATIENCE_S):
-        wanted, given = _parse(gold), _parse(found)
+        wanted = _parse(gold)
+        given = _parse(found)
         if not wanted or not given:
             return False
         # The data's answer goes first; a set may be given as inequalities.
-        same = math_verify.verify(list(wanted), list(given), allow_set_relation_comp=True, timeout_seconds=None)
-        return bool(same or _evaluated(given[0]) == _evaluated(wanted[0])) and not _differ(given[0], wanted[0])
+        same = math_verify.verify(
+            list(wanted), list(given), allow_set_relation_comp=True, timeout_seconds=None
+        )
+        return bool(same or _evaluated(given[0]) == _evaluated(wanted[0])) and not _differ(
+            given[0], wanted[0]
+        )
 
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> tuple[Any, ...]:
     """sympy's reading, without undefined values: a division by zero would equal every other one."""
     sympy = importlib.import_module("sympy")
-    read = load().parse(f"${text}$", [_reading()], fallback_mode="no_fallback", parsing_timeout=None)
+    read = load().parse(
+        f"${text}$", [_reading()], fallback_mode="no_fallback", parsing_timeout=None
+    )
     undefined = lambda value: isinstance(value, sympy.Basic) and value.has(sympy.zoo, sympy.nan)  # noqa: E731
     return tuple(value for value in read if not isinstance(value, str) and not undefined(value))
 
@@ -183,7 +212,9 @@ def _parse(text: str) -> tuple[Any, ...]:
 def _reading() -> Any:
     """math-verify's defaults, except that units stay: its list of units takes the m of 6m away."""
     normal = load().LatexExtractionConfig().normalization_config
-    return load().LatexExtractionConfig(normalization_config=dataclasses.replace(normal, units=False))
+    return load().LatexExtractionConfig(
+        normalization_config=dataclasses.replace(normal, units=False)
+    )
 
 
 def _evaluated(formula: Any) -> Any:

@@ -58,25 +58,35 @@ class GymTask:
     def __init__(self, name: str = "gym", **options: Any) -> None:
         self.name = name
         factory = _reasoning_gym()
-        own = {f.name: options.pop(f.name) for f in dataclasses.fields(GymOptions) if f.name in options}
+        own = {
+            f.name: options.pop(f.name) for f in dataclasses.fields(GymOptions) if f.name in options
+        }
         self.options = read_options(GymOptions, own, "Task gym")
-        name, datasets = self.options.dataset, factory.DATASETS
+        name = self.options.dataset
+        datasets = factory.DATASETS
         if name == "composite":
             raise WhetError(
                 "Task gym takes one dataset per entry; write a [[data]] entry with a weight for each instead."
             )
         if name not in datasets:
-            raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}')
+            raise WhetError(
+                f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}'
+            )
         known = {f.name for f in dataclasses.fields(datasets[name][1])} - {"seed", "size"}
         if unknown := next((key for key in options if key not in known), None):
-            raise WhetError(f'Task gym: the dataset {name} has no setting "{unknown}"{did_you_mean(unknown, known)}')
+            raise WhetError(
+                f'Task gym: the dataset {name} has no setting "{unknown}"{did_you_mean(unknown, known)}'
+            )
         self._parts = _parts(factory, self.options, options)
         self._scorers = [self._make(part, size=1, seed=0) for part in self._parts]
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         """meta: `item` is what the score needs; `level` and `part` say how hard, where the recipe names levels."""
         count = self.options.train_count if split == "train" else self.options.eval_count
-        shares = [count // len(self._parts) + (i < count % len(self._parts)) for i in range(len(self._parts))]
+        shares = [
+            count // len(self._parts) + (i < count % len(self._parts))
+            for i in range(len(self._parts))
+        ]
         rows = [
             (number, item)
             for number, share in enumerate(shares)
@@ -84,10 +94,15 @@ class GymTask:
         ]
         rows = [rows[i] for i in np.random.default_rng([seed, len(rows)]).permutation(len(rows))]
         if rows and _score(self._scorers[rows[0][0]], "?!", rows[0][1]) >= 0.99:
-            raise WhetError(f"Task gym: reasoning-gym takes any answer to {self.options.dataset} for a right one.")
+            raise WhetError(
+                f"Task gym: reasoning-gym takes any answer to {self.options.dataset} for a right one."
+            )
         meta: dict[str, list[Any]] = {"item": [item for _, item in rows]}
         if self.options.levels:
-            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number][1] for number, _ in rows]}
+            meta |= {
+                "part": [number for number, _ in rows],
+                "level": [self._parts[number][1] for number, _ in rows],
+            }
         return PromptTable(
             [item["question"] for _, item in rows],
             [str(item["answer"] or "") for _, item in rows],
@@ -98,8 +113,10 @@ class GymTask:
 
     def judge(self, prompt: Prompt, response: str) -> float:
         """reasoning-gym's score, unchanged: some of its datasets give part of it to a wrong answer."""
-        item, scorer = prompt.meta["item"], self._scorers[prompt.meta.get("part", 0)]
-        said, reference = after_thinking(response).strip(), item["answer"] or ""
+        item = prompt.meta["item"]
+        scorer = self._scorers[prompt.meta.get("part", 0)]
+        said = after_thinking(response).strip()
+        reference = item["answer"] or ""
         # One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out.
         height = len(reference.splitlines()) or 1
         answer = _pointed(said, marks=height == 1 and not marked(reference))
@@ -115,8 +132,12 @@ class GymTask:
         answer = _pointed(said) or last_number(said) or said.rpartition("\n")[2]
         return " ".join(answer.split()).rstrip(".").casefold() if len(answer) <= LONGEST else ""
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
-        raise WhetError("Task gym has no worked solutions to imitate; leave [[warm_start]] out, or take other data.")
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
+        raise WhetError(
+            "Task gym has no worked solutions to imitate; leave [[warm_start]] out, or take other data."
+        )
 
     def _problems(self, number: int, held_out: bool, seed: int) -> Iterator[dict[str, Any]]:
         """Different problems, until none is new."""
@@ -138,7 +159,9 @@ class GymTask:
 
     def _make(self, part: Part, size: int, seed: int) -> Any:
         create = _reasoning_gym().create_dataset
-        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part[0])
+        return self._try(
+            "refuses its settings", create, self.options.dataset, size=size, seed=seed, **part[0]
+        )
 
     def _try(self, what: str, call: Callable[..., Any], *given: Any, **settings: Any) -> Any:
         try:
@@ -146,12 +169,16 @@ class GymTask:
                 return call(*given, **settings)
         except Exception as error:  # mostly assertions, and whatever a wrong type leads to
             message = str(error) or type(error).__name__
-            raise WhetError(f"Task gym: the dataset {self.options.dataset} {what}: {message}.") from error
+            raise WhetError(
+                f"Task gym: the dataset {self.options.dataset} {what}: {message}."
+            ) from error
 
 
 def is_held_out(question: str) -> bool:
     """One problem in four."""
-    return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] < 64
+    return (
+        hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] < 64
+    )
 
 
 # Lists of numbers and capital letters. Small letters could spell a variable of the score, which holds the right answer,
@@ -163,18 +190,37 @@ is_sum = re.compile(r"[0-9+\-*/()\s]*\.?\s*").fullmatch
 
 def is_formula(answer: str) -> bool:
     """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work."""
-    return bool(_FORMULA.fullmatch(answer)) and all(w in _FUNCTIONS for w in _WORD.findall(answer) if len(w) > 1)
+    return bool(_FORMULA.fullmatch(answer)) and all(
+        w in _FUNCTIONS for w in _WORD.findall(answer) if len(w) > 1
+    )
 
 
 _FORMULA = re.compile(r"[0-9A-Za-z_+\-*/^().,\s]*")
 _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "Abs", "pi", "erf"}
-_FUNCTIONS |= {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
+_FUNCTIONS |= {
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+}
 
-GUARDS: dict[str, Callable[[str], object]] = {  # datasets whose score evaluates the answer -> what it may be
+GUARDS: dict[
+    str, Callable[[str], object]
+] = {  # datasets whose score evaluates the answer -> what it may be
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_data),
     **dict.fromkeys(("countdown", "puzzle24"), is_sum),
-    **dict.fromkeys(("polynomial_multiplication", "simple_integration", "intermediate_integration"), is_formula),
+    **dict.fromkeys(
+        ("polynomial_multiplication", "simple_integration", "intermediate_integration"), is_formula
+    ),
 }
 
 
@@ -199,28 +245,40 @@ def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> li
     if not options.levels:
         return [(settings, None)]
     if not factory.has_curriculum(options.dataset):
-        raise WhetError(f"Task gym: the dataset {options.dataset} has no levels; use its own settings.")
+        raise WhetError(
+            f"Task gym: the dataset {options.dataset} has no levels; use its own settings."
+        )
     curriculum = factory.create_curriculum(options.dataset)
-    choices = {name: _levels(curriculum, options.dataset, name, level) for name, level in options.levels.items()}
+    choices = {
+        name: _levels(curriculum, options.dataset, name, level)
+        for name, level in options.levels.items()
+    }
     for name in choices:
         if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
-            raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
+            raise WhetError(
+                f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out."
+            )
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
 
     parts: list[Part] = []
-    exactly = DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND)  # by default it takes all levels up to these
+    # by default it takes all levels up to these
+    exactly = DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND)
     for levels in itertools.product(*choices.values()):
         for name, level in zip(choices, levels, strict=True):
             curriculum.set_attr_level(name, level)
         made = curriculum.generate_configuration(context=exactly)
-        fields = [name for attribute in curriculum.attributes.values() for name in _fields(attribute)]
+        fields = [
+            name for attribute in curriculum.attributes.values() for name in _fields(attribute)
+        ]
         parts.append(({**{name: getattr(made, name) for name in fields}, **settings}, sum(levels)))
     return parts
 
 
 def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
     if name not in curriculum.attributes:
-        raise WhetError(f'Task gym: {dataset} has no levels of "{name}"{did_you_mean(name, curriculum.attributes)}')
+        raise WhetError(
+            f'Task gym: {dataset} has no levels of "{name}"{did_you_mean(name, curriculum.attributes)}'
+        )
     values = curriculum.attributes[name].levels
     listed = asked if isinstance(asked, list) and asked else [asked]
     for level in listed:
@@ -251,5 +309,7 @@ def _reasoning_gym() -> Any:
         with _quiet():
             from reasoning_gym import factory
     except ImportError as error:
-        raise WhetError(f'Task gym needs reasoning-gym ({error}): pip install "whet[gym]".') from None
+        raise WhetError(
+            f'Task gym needs reasoning-gym ({error}): pip install "whet[gym]".'
+        ) from None
     return factory

@@ -40,7 +40,11 @@ def judge_name(task: str) -> str:
     """
     kind, _, own = task.partition(":")
     module, _, function = own.partition(":")
-    return f"the reward {module}:{function.partition(':')[0]}" if function else f"the judge of task {kind}"
+    return (
+        f"the reward {module}:{function.partition(':')[0]}"
+        if function
+        else f"the judge of task {kind}"
+    )
 
 
 # The reward of a rollout with this verdict, and each of its terms; raises WhetError where there is none.
@@ -61,13 +65,23 @@ class Judge(AbstractContextManager):
     """
 
     def __init__(
-        self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
-        decode: Callable[[Sequence[int]], str], ordered: bool = True,
+        self,
+        lookup: Callable[[str], Prompt],
+        judges: Judges,
+        settings: config.JudgeSettings,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        ordered: bool = True,
         total: Total = lambda rollout, verdict, said: (said.score, dict(said.terms)),
-        start: Callable[[], Worker] | None = None, hopeless: int = 0,
-    ) -> None:  # fmt: skip
-        self._lookup, self._judges, self._decode = lru_cache(4096)(lookup), judges, decode
-        self._settings, self._ordered, self._total = settings, ordered, total
+        start: Callable[[], Worker] | None = None,
+        hopeless: int = 0,
+    ) -> None:
+        self._lookup = lru_cache(4096)(lookup)
+        self._judges = judges
+        self._decode = decode
+        self._settings = settings
+        self._ordered = ordered
+        self._total = total
         self._start = start or partial(Worker, judges, settings.memory_mb)
         self._spared = 0  # workers lost with their machine since the last answer
         self._doubted: set[int] = set()  # numbers of items whose worker has ended once
@@ -76,7 +90,8 @@ class Judge(AbstractContextManager):
         self._todo: deque[Item] = deque()
         self._open: dict[int, Rollout] = {}  # sent and not delivered yet, in the order sent
         self._awaited: set[int] = set()  # numbers without a result yet; any other result is dropped
-        self._judged: dict[int, Rollout] = {}  # results not delivered yet, in the order of their arrival
+        # results not delivered yet, in the order of their arrival
+        self._judged: dict[int, Rollout] = {}
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._pace = LUMP_S  # seconds per item, averaged over the last ones
         self._hopeless = hopeless
@@ -87,7 +102,8 @@ class Judge(AbstractContextManager):
         self.on_message: Callable[[str], None] = lambda sentence: None
         # Until when verdicts may be waited for, by `time.monotonic`; a run that was told to stop gives an end.
         self.until: Callable[[], float] = lambda: math.inf
-        self._blamed: set[tuple[str, str]] = set()  # tasks and causes that on_message was called for
+        # tasks and causes that on_message was called for
+        self._blamed: set[tuple[str, str]] = set()
         self._workers: list[Worker] = []
         self._closing = weakref.finalize(self, _close_all, self._workers, os.getpid())
         self._start_workers()  # now, while the process is small and has few threads
@@ -106,7 +122,11 @@ class Judge(AbstractContextManager):
         self._move(wait=False)
         while self._awaited and (self._ordered or (wait and not self._judged)):
             self._wait()
-        order = sorted(self._open, key=lambda n: self._open[n].key) if self._ordered else list(self._judged)
+        order = (
+            sorted(self._open, key=lambda n: self._open[n].key)
+            if self._ordered
+            else list(self._judged)
+        )
         for number in order:
             del self._open[number]
         return [self._judged.pop(number) for number in order]
@@ -138,7 +158,8 @@ class Judge(AbstractContextManager):
 
     def stats(self) -> dict[str, float]:
         """Counts since the last call; the seconds are summed over all workers, and cut rollouts do not count."""
-        counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
+        counts = self._counts
+        self._counts = dict.fromkeys(COUNTS, 0.0)
         return {f"judge/{name}": count for name, count in counts.items()}
 
     def close(self) -> None:
@@ -154,7 +175,9 @@ class Judge(AbstractContextManager):
         """Queue a rollout under a new number, unless it is not to be judged: then it is its own result."""
         self._last_number += 1
         number = self._last_number
-        if rollout.finish == "cut" or (self._settings.truncated == "mask" and _is_truncated(rollout)):
+        if rollout.finish == "cut" or (
+            self._settings.truncated == "mask" and _is_truncated(rollout)
+        ):
             self._judged[number] = rollout
             return number
         assert rollout.trace is not None, "a rollout is judged by its trace"
@@ -178,7 +201,9 @@ class Judge(AbstractContextManager):
             assert self._todo or not self._awaited, "a result is awaited that no worker works on"
             return
         if wait:
-            first_deadline = min(worker.deadline(self._settings.timeout_s) for worker in busy.values())
+            first_deadline = min(
+                worker.deadline(self._settings.timeout_s) for worker in busy.values()
+            )
             # A signal does not end the poll: so that it is heeded in time, none is longer than an item may take.
             end = min(first_deadline, self.until(), time.monotonic() + self._settings.timeout_s)
             poll = select.poll()  # `multiprocessing.connection.wait` takes ten times as long
@@ -191,7 +216,8 @@ class Judge(AbstractContextManager):
                 self._bury(worker, "" if out_of_memory else "crashes")
             elif worker.chunk and worker.deadline(self._settings.timeout_s) <= time.monotonic():
                 worker.kill()
-                late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
+                # an answer that came just before the kill counts, and no item is to blame
+                late = worker.read()
                 self._book(late)
                 self._bury(worker, "" if late else "timeouts")
         self._hand_out()
@@ -214,7 +240,9 @@ class Judge(AbstractContextManager):
             self._spared, self._counts["seconds"] = 0, self._counts["seconds"] + took
             self._pace += (max(took, 1e-5) - self._pace) / 10
             if reply.kind == Kind.SCORE:
-                self._settle(item, Judgement(score=reply.score, final=reply.final, terms=reply.terms))
+                self._settle(
+                    item, Judgement(score=reply.score, final=reply.final, terms=reply.terms)
+                )
             elif reply.kind == Kind.LATE:
                 # The judge of whet's own text task gives up on hostile answers, which is no news.
                 self._fail(item, "timeouts", f"gave up: {reply.note}", news=False)
@@ -232,13 +260,18 @@ class Judge(AbstractContextManager):
         worker.close()
         self._workers.remove(worker)
         if cause and self._spared < MOST_SPARED and worker.gone():
-            self._spared, cause = self._spared + 1, ""
+            self._spared = self._spared + 1
+            cause = ""
         if cause == "crashes" and worker.chunk and worker.chunk[0].number not in self._doubted:
             self._doubted.add(worker.chunk[0].number)
             cause = ""
         if cause and worker.chunk and (worker.started or not worker.proven):
             self._counts["seconds"] += max(0.0, time.monotonic() - worker.since)
-            what = f"took longer than {self._settings.timeout_s:g} s" if cause == "timeouts" else "ended its process"
+            what = (
+                f"took longer than {self._settings.timeout_s:g} s"
+                if cause == "timeouts"
+                else "ended its process"
+            )
             self._fail(worker.chunk.popleft(), cause, what)
         self._todo.extendleft(reversed(worker.chunk))
         worker.chunk.clear()
@@ -254,7 +287,14 @@ class Judge(AbstractContextManager):
             return
         self._counts[verdict] += 1
         self._trusted = True
-        judged = changed(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
+        judged = changed(
+            item.rollout,
+            verdict=verdict,
+            score=said.score,
+            final=said.final,
+            reward=reward,
+            terms=terms,
+        )
         self._deliver(item.number, judged)
 
     def _fail(self, item: Item, cause: str, what: str, news: bool = True) -> None:
@@ -263,14 +303,20 @@ class Judge(AbstractContextManager):
         task = item.prompt.task
         self.complaint = f'{judge_name(task)} {what} (prompt "{item.prompt.id}")'
         said = f"T{self.complaint[1:]}"
-        if news and (task, cause) not in self._blamed:  # at once: the first warning may be hours away
+        # at once: the first warning may be hours away
+        if news and (task, cause) not in self._blamed:
             self._blamed.add((task, cause))
             self.on_message(f"{said}; such a response stays unjudged and trains nothing.")
-        self._deliver(item.number, changed(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
+        self._deliver(
+            item.number,
+            changed(item.rollout, verdict="unjudged", score=None, reward=None, note=what),
+        )
         self._failed += 1
         if self._failed == self._hopeless and not self._trusted:
             cure = "raise judge.timeout_s" if cause == "timeouts" else "repair it"
-            raise WhetError(f"{said}, and none of the first {self._failed} responses has a verdict: {cure}.")
+            raise WhetError(
+                f"{said}, and none of the first {self._failed} responses has a verdict: {cure}."
+            )
 
     def _deliver(self, number: int, rollout: Rollout) -> None:
         self._doubted.discard(number)
@@ -287,7 +333,9 @@ class Judge(AbstractContextManager):
             except OSError as error:
                 if self._workers:
                     return
-                raise WhetError(f"No judge process can be started: {error}; free memory or processes.") from error
+                raise WhetError(
+                    f"No judge process can be started: {error}; free memory or processes."
+                ) from error
 
 
 def _is_truncated(rollout: Rollout) -> bool:

@@ -22,7 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, check_range, is_held_out, parse_range, read_options, spread_levels
+from whet.tasks.base import (
+    PromptTable,
+    check_range,
+    is_held_out,
+    parse_range,
+    read_options,
+    spread_levels,
+)
 from whet.types import Prompt
 
 SMALLEST, LARGEST = 3, 26  # side of a grid: a letter per column and row
@@ -49,7 +56,8 @@ class MazeOptions:
     eval_count: int = 400
     eval_range: str = "4-9"
     walls: float = 0.25  # share of the cells that are walls
-    slack: float = 0.0  # cells that a response may name, relative to the shortest way; 0 sets no limit
+    # cells that a response may name, relative to the shortest way; 0 sets no limit
+    slack: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("Task maze", "train_count", self.train_count, 1, 1_000_000)
@@ -88,8 +96,13 @@ class MazeTask:
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         held_out = split == "eval"
-        rng, options = np.random.default_rng([seed, int(held_out)]), self.options
-        mix, count = ({options.eval_range: 1.0}, options.eval_count) if held_out else (options.mix, options.train_count)
+        rng = np.random.default_rng([seed, int(held_out)])
+        options = self.options
+        mix, count = (
+            ({options.eval_range: 1.0}, options.eval_count)
+            if held_out
+            else (options.mix, options.train_count)
+        )
         sides = rng.permutation(spread_levels("Task maze", mix, count, SMALLEST, LARGEST))
         texts, answers = self._draw(rng, sides, held_out)
         return PromptTable(texts, answers, self.name, meta={"level": sides.tolist()})
@@ -97,12 +110,14 @@ class MazeTask:
     def judge(self, prompt: Prompt, response: str) -> float:
         """Whether the cells lead from the start by legal steps to the goal, end there, and are not too many."""
         cells, _, ends = prompt.text.partition(">")
-        goal, most = prompt.answer[:2], prompt.answer[2:]  # "bB", or "bB12" with a limit of 12 cells
+        # "bB", or "bB12" with a limit of 12 cells
+        goal, most = prompt.answer[:2], prompt.answer[2:]
         too_long = bool(most) and len(response) > 2 * int(most)
         if too_long or response[:2] != ends[:2] or response[-2:] != goal or len(response) % 2:
             return 0.0
         at = CELLS[ends[:2]]
-        for i in range(2, len(response), 2):  # it ends at the first wrong step, however long the rest is
+        # it ends at the first wrong step, however long the rest is
+        for i in range(2, len(response), 2):
             name = response[i : i + 2]
             # A small and a large letter stand together in `cells` for a free cell only. 0 is next to no cell.
             cell = CELLS.get(name, 0) if name in cells else 0
@@ -115,7 +130,9 @@ class MazeTask:
         """The cell in which a response ends."""
         return response[-2:]
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
         """Searches of new problems that are not held out; the options are `MazeSolutions`."""
         chosen = read_options(MazeSolutions, options, "The worked solutions of task maze")
         low, high = parse_range("Task maze", chosen.sides, SMALLEST, LARGEST)
@@ -125,25 +142,42 @@ class MazeTask:
             sides = rng.integers(low, high + 1, size=min(CHUNK, (count - len(pairs)) * 5 // 4 + 16))
             mazes = draw_mazes(rng, sides, self.options.walls)
             before = len(pairs)
-            for text, cells in zip(write_mazes(mazes), search(rng, mazes, chosen.toward_goal), strict=True):
+            for text, cells in zip(
+                write_mazes(mazes), search(rng, mazes, chosen.toward_goal), strict=True
+            ):
                 if not is_held_out(text) and len(cells) <= chosen.max_cells:
-                    prompt = Prompt(id=str(len(pairs)), text=text, answer=text[-3:-1], task=self.name)
+                    prompt = Prompt(
+                        id=str(len(pairs)), text=text, answer=text[-3:-1], task=self.name
+                    )
                     pairs.append((prompt, NAMES[cells].tobytes().decode()))
             barren = barren + 1 if len(pairs) == before else 0
         if len(pairs) < count:
-            raise WhetError(f"Task maze: too few searches of sides {chosen.sides} fit max_cells = {chosen.max_cells}.")
+            raise WhetError(
+                f"Task maze: too few searches of sides {chosen.sides} fit max_cells = {chosen.max_cells}."
+            )
         return pairs[:count]
 
-    def _draw(self, rng: np.random.Generator, sides: np.ndarray, held_out: bool) -> tuple[list[str], list[str]]:
+    def _draw(
+        self, rng: np.random.Generator, sides: np.ndarray, held_out: bool
+    ) -> tuple[list[str], list[str]]:
         """A problem and its answer per side; problems that are held out are all different."""
-        texts, answers, seen = [""] * len(sides), [""] * len(sides), {""}
+        texts = [""] * len(sides)
+        answers = [""] * len(sides)
+        seen = {""}
         todo = np.arange(len(sides))
         barren = 0  # rounds in a row that brought nothing new
         while todo.size and barren < 2 * BARREN:
-            some = todo[:CHUNK] if barren < BARREN else np.resize(todo, min(CHUNK, 64 * todo.size))  # the last few
+            # the last few
+            some = todo[:CHUNK] if barren < BARREN else np.resize(todo, min(CHUNK, 64 * todo.size))
             mazes = draw_mazes(rng, sides[some], self.options.walls)
-            for place, text, way in zip(some.tolist(), write_mazes(mazes), mazes.way.tolist(), strict=True):
-                if not texts[place] and is_held_out(text) == held_out and not (held_out and text in seen):
+            for place, text, way in zip(
+                some.tolist(), write_mazes(mazes), mazes.way.tolist(), strict=True
+            ):
+                if (
+                    not texts[place]
+                    and is_held_out(text) == held_out
+                    and not (held_out and text in seen)
+                ):
                     seen.add(text)
                     limit = str(int(self.options.slack * way + 1e-9)) if self.options.slack else ""
                     texts[place], answers[place] = text, text[-3:-1] + limit
@@ -151,7 +185,9 @@ class MazeTask:
             barren = barren + 1 if left.size == len(todo[:CHUNK]) else 0
             todo = np.concatenate([todo[CHUNK:], left])
         if todo.size:
-            raise WhetError(f"Task maze: grids of side {sides[todo[0]]} hold too few problems; lower eval_count.")
+            raise WhetError(
+                f"Task maze: grids of side {sides[todo[0]]} hold too few problems; lower eval_count."
+            )
         return texts, answers
 
 
@@ -185,14 +221,18 @@ def draw_mazes(rng: np.random.Generator, sides: np.ndarray, walls: float) -> Maz
         todo = todo[way[todo] == 0]
         if not todo.size:
             return Mazes(free, start, goal, way)
-    raise WhetError(f"Task maze: a grid of side {sides[todo[0]]} with walls = {walls:g} has no way; lower walls.")
+    raise WhetError(
+        f"Task maze: a grid of side {sides[todo[0]]} with walls = {walls:g} has no way; lower walls."
+    )
 
 
 def shortest_way(free: np.ndarray, start: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """[M]: cells of the shortest way from start to goal, 0 for none. All cells k steps away are found in round k."""
     way = np.where(start == goal, 1, 0)
     rows = np.flatnonzero(way == 0)  # the mazes in which the goal may still be found
-    free, goal, found = free[rows], goal[rows], np.zeros((rows.size, W * W), bool)
+    free = free[rows]
+    goal = goal[rows]
+    found = np.zeros((rows.size, W * W), bool)
     found[np.arange(rows.size), start[rows]] = True
     cells = 1
     while rows.size:
@@ -205,7 +245,10 @@ def shortest_way(free: np.ndarray, start: np.ndarray, goal: np.ndarray) -> np.nd
         there = new[np.arange(rows.size), goal]
         way[rows[there]] = cells
         on = ~there & new.any(1)
-        rows, free, goal, found = rows[on], free[on], goal[on], (found | new)[on]
+        rows = rows[on]
+        free = free[on]
+        goal = goal[on]
+        found = (found | new)[on]
     return way
 
 
@@ -213,9 +256,12 @@ def search(rng: np.random.Generator, mazes: Mazes, toward_goal: float) -> list[n
     """The cells of a depth-first search in each maze, those of turning back among them."""
     free, start, goal, _ = mazes
     closed = ~free
-    path = np.zeros((len(free), int(free.sum(1).max())), int)  # the way from the start to where a search is
+    # the way from the start to where a search is
+    path = np.zeros((len(free), int(free.sum(1).max())), int)
     path[:, 0] = start
-    depth, cells, turns = np.zeros(len(free), int), [start], [np.arange(len(free))]
+    depth = np.zeros(len(free), int)
+    cells = [start]
+    turns = [np.arange(len(free))]
     closed[turns[0], start] = True
     rows = turns[0]
     while rows.size:
@@ -233,7 +279,8 @@ def search(rng: np.random.Generator, mazes: Mazes, toward_goal: float) -> list[n
         cells.append(at)
         turns.append(rows)
         rows = rows[at != goal[rows]]
-    order = np.argsort(np.concatenate(turns), kind="stable")  # by maze, each in the order of its search
+    # by maze, each in the order of its search
+    order = np.argsort(np.concatenate(turns), kind="stable")
     ends = np.cumsum(np.bincount(np.concatenate(turns), minlength=len(free)))
     return np.split(np.concatenate(cells)[order], ends[:-1])
 
@@ -245,4 +292,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def write_mazes(mazes: Mazes) -> list[str]:
     """The text of each problem: its free cells row by row, start and goal."""
     ends = zip(mazes.free, NAMES[mazes.start], NAMES[mazes.goal], strict=True)
-    return [f"{NAMES[cells].tobytes().decode()}>{first.decode()}{last.decode()}:" for cells, first, last in ends]
+    return [
+        f"{NAMES[cells].tobytes().decode()}>{first.decode()}{last.decode()}:"
+        for cells, first, last in ends
+    ]

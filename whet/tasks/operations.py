@@ -21,13 +21,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, check_range, is_held_out, parse_range, read_options, spread_levels
+from whet.tasks.base import (
+    PromptTable,
+    check_range,
+    is_held_out,
+    parse_range,
+    read_options,
+    spread_levels,
+)
 from whet.types import Prompt
 
 MOST = 20  # operations
 LARGEST = 99  # value of a quantity
-ADDEND, FACTOR = 20, 9  # the largest numbers that are added or taken away, and multiplied by; the smallest is 2
-NEW_START = 0.25  # chance that a sentence has numbers alone, where the problem has room for one more loose end
+# the largest numbers that are added or taken away, and multiplied by; the smallest is 2
+ADDEND, FACTOR = 20, 9
+# chance that a sentence has numbers alone, where the problem has room for one more loose end
+NEW_START = 0.25
 TWO_INPUTS = 0.35  # chance that a sentence with inputs has two
 AFTER = 1000  # characters that may follow "Answer:"; with more a response has no answer
 TRIES = 1000  # problems drawn in place of one that is not wanted, before the options are refused
@@ -85,11 +94,21 @@ class OperationsTask:
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         held_out = split == "eval"
-        rng, options = np.random.default_rng([seed, int(held_out)]), self.options
-        mix, count = ({options.eval_range: 1.0}, options.eval_count) if held_out else (options.mix, options.train_count)
+        rng = np.random.default_rng([seed, int(held_out)])
+        options = self.options
+        mix, count = (
+            ({options.eval_range: 1.0}, options.eval_count)
+            if held_out
+            else (options.mix, options.train_count)
+        )
         levels = rng.permutation(spread_levels("Task operations", mix, count, 1, MOST)).tolist()
         rows = self._draw(rng, levels, held_out)
-        return PromptTable([row.text for row in rows], [row.answer for row in rows], self.name, meta={"level": levels})
+        return PromptTable(
+            [row.text for row in rows],
+            [row.answer for row in rows],
+            self.name,
+            meta={"level": levels},
+        )
 
     def judge(self, prompt: Prompt, response: str) -> float:
         """Exact: the final answer is written as the right one is."""
@@ -101,25 +120,40 @@ class OperationsTask:
         found = _NUMBER_BACKWARDS.search(said[::-1]) if mark and len(said) <= AFTER else None
         return found[0][::-1] if found else ""
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
         """Worked solutions of new problems that are not held out; the options are `OperationsSolutions`."""
-        chosen = read_options(OperationsSolutions, options, "The worked solutions of task operations")
+        chosen = read_options(
+            OperationsSolutions, options, "The worked solutions of task operations"
+        )
         low, high = parse_range("Task operations", chosen.operations, 1, MOST)
         rows = self._draw(rng, rng.integers(low, high + 1, size=count).tolist(), held_out=False)
-        prompts = (Prompt(id=str(i), text=row.text, answer=row.answer, task=self.name) for i, row in enumerate(rows))
+        prompts = (
+            Prompt(id=str(i), text=row.text, answer=row.answer, task=self.name)
+            for i, row in enumerate(rows)
+        )
         return [(prompt, row.work) for prompt, row in zip(prompts, rows, strict=True)]
 
-    def _draw(self, rng: np.random.Generator, levels: Sequence[int], held_out: bool) -> list[WordProblem]:
+    def _draw(
+        self, rng: np.random.Generator, levels: Sequence[int], held_out: bool
+    ) -> list[WordProblem]:
         """A problem per level; problems that are held out are all different."""
-        draw = random.Random(int(rng.integers(2**63)))  # many times as fast as numpy for one number at a time
-        rows, seen = list[WordProblem](), set[str]()
+        # many times as fast as numpy for one number at a time
+        draw = random.Random(int(rng.integers(2**63)))
+        rows = list[WordProblem]()
+        seen = set[str]()
         for level in levels:
             for _ in range(TRIES):
-                row = draw_problem(draw, level, int(level * self.options.distractors + draw.random()))
+                row = draw_problem(
+                    draw, level, int(level * self.options.distractors + draw.random())
+                )
                 if is_held_out(row.text) == held_out and row.text not in seen:
                     break
             else:
-                raise WhetError(f"Task operations: too few problems have level {level}; lower eval_count.")
+                raise WhetError(
+                    f"Task operations: too few problems have level {level}; lower eval_count."
+                )
             rows.append(row)
             if held_out:
                 seen.add(row.text)
@@ -137,19 +171,24 @@ class Step(NamedTuple):
     a: int
     b: int
     value: int  # of "a sign b"
-    inputs: list[int]  # the steps whose values a and b are; where there are fewer than two, the rest is numbers
+    # the steps whose values a and b are; where there are fewer than two, the rest is numbers
+    inputs: list[int]
 
 
 def draw_problem(rng: random.Random, level: int, extra: int) -> WordProblem:
     """A problem that needs `level` operations, with `extra` sentences that it does not need."""
     while not all_matter(steps := draw_steps(rng, level)):
         pass
-    for i in range(level, level + extra):  # a further step may use all others, and no needed one uses it
+    # a further step may use all others, and no needed one uses it
+    for i in range(level, level + extra):
         steps.append(draw_step(rng, steps, rng.sample(range(i), rng.randint(0, min(i, 2)))))
     names = rng.sample(NAMES, level + extra)
-    sentences, lines = [], []
+    sentences = []
+    lines = []
     for name, (sign, a, b, value, inputs) in zip(names, steps, strict=True):
-        sentences.append(SENTENCES[f"{len(inputs)}{sign}"].format(*(names[j] for j in inputs), **name, a=a, b=b))
+        sentences.append(
+            SENTENCES[f"{len(inputs)}{sign}"].format(*(names[j] for j in inputs), **name, a=a, b=b)
+        )
         lines.append(f"{name['place']} {name['thing']} = {a} {sign} {b} = {value}\n")
     rng.shuffle(sentences)
     sentences.append("How many {thing} are in the {place}?".format(**names[level - 1]))
@@ -187,11 +226,16 @@ def draw_step(rng: random.Random, steps: Sequence[Step], inputs: list[int]) -> S
     if not inputs:
         sign = rng.choice("+-*")
         most = FACTOR if sign == "*" else ADDEND
-        a, b = rng.randint(2, most), rng.randint(2, most)
+        a = rng.randint(2, most)
+        b = rng.randint(2, most)
         a = a + b if sign == "-" else a
     elif len(inputs) == 1:
         a = steps[inputs[0]].value
-        largest = {"+": min(ADDEND, LARGEST - a), "-": min(ADDEND, a), "*": min(FACTOR, LARGEST // a) if a else 0}
+        largest = {
+            "+": min(ADDEND, LARGEST - a),
+            "-": min(ADDEND, a),
+            "*": min(FACTOR, LARGEST // a) if a else 0,
+        }
         sign = rng.choice([sign for sign, most in largest.items() if most >= 2])
         b = rng.randint(2, largest[sign])
     else:

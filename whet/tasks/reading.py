@@ -28,7 +28,8 @@ from whet.tasks.base import did_you_mean
 
 VARIABLE = "WHET_DATA"
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
-CSV = {".csv": "", ".tsv": ', sep="\\t"'}  # files that pandas converts, and the argument that it needs
+# files that pandas converts, and the argument that it needs
+CSV = {".csv": "", ".tsv": ', sep="\\t"'}
 MOST_COLUMNS = 256  # further keys of JSON objects are ignored: they are data of another kind
 EVAL_SPLITS = ("test", "eval", "validation", "val", "dev")
 SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
@@ -57,34 +58,52 @@ class Known(NamedTuple):
     subset: str = ""
 
 
-_BOTH, _TRAIN, _TEST = {"train": "train", "test": "test"}, {"train": "train"}, {"test": "test"}
-_DAPO = "open-r1/DAPO-Math-17k-Processed"  # the authors' own set without its hundred repeats of every row
+_BOTH = {"train": "train", "test": "test"}
+_TRAIN = {"train": "train"}
+_TEST = {"test": "test"}
+# the authors' own set without its hundred repeats of every row
+_DAPO = "open-r1/DAPO-Math-17k-Processed"
 
 NAMES: dict[str, Known] = {
     "gsm8k": Known("openai/gsm8k", _BOTH, ("gsm8k",), subset="main"),
     "math": Known("DigitalLearningGmbH/MATH-lighteval", _BOTH, ("math", "math7500", "math5000")),
     "math500": Known("HuggingFaceH4/MATH-500", _TEST, ("math500", "math_500")),
-    "aime24": Known("HuggingFaceH4/aime_2024", {"test": "train"}, ("aime24", "aime2024", "aime_2024")),
+    "aime24": Known(
+        "HuggingFaceH4/aime_2024", {"test": "train"}, ("aime24", "aime2024", "aime_2024")
+    ),
     "aime25": Known("math-ai/aime25", _TEST, ("aime25", "aime2025", "aime_2025")),
     "amc23": Known("math-ai/amc23", _TEST, ("amc23_40", "amc23", "amc2023")),
     "minerva": Known("math-ai/minervamath", _TEST, ("minerva", "minervamath", "minerva_math")),
-    "olympiad": Known("math-ai/olympiadbench", _TEST, ("olympiad", "olympiadbench", "olympiad_bench")),
+    "olympiad": Known(
+        "math-ai/olympiadbench", _TEST, ("olympiad", "olympiadbench", "olympiad_bench")
+    ),
     "dapo17k": Known(_DAPO, _TRAIN, ("dapo17k", "dapo_math_17k", "dapo-math-17k"), subset="all"),
-    "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset", _TRAIN, ("deepscaler", "deepscaler40k")),
+    "deepscaler": Known(
+        "agentica-org/DeepScaleR-Preview-Dataset", _TRAIN, ("deepscaler", "deepscaler40k")
+    ),
 }
 
 
 def open_data(entry: config.ProblemSettings, folder: str = "") -> tuple[Sheet, dict[str, str]]:
     """The rows of an entry, and the roles whose column is not to be found by name."""
     if not entry.path:
-        raise WhetError("Task text needs data.path: a file, a short name (gsm8k, ...) or a name for `datasets`.")
+        raise WhetError(
+            "Task text needs data.path: a file, a short name (gsm8k, ...) or a name for `datasets`."
+        )
     if entry.path in NAMES:
         return _open_known(entry, folder)
-    path, words = Path(entry.path).expanduser(), split_words(entry.split, isinstance(entry, config.Eval))
-    if path.exists() or path.name.endswith((*SUFFIXES, *CSV)) or not _HUB_NAME.fullmatch(entry.path):
+    path = Path(entry.path).expanduser()
+    words = split_words(entry.split, isinstance(entry, config.Eval))
+    if (
+        path.exists()
+        or path.name.endswith((*SUFFIXES, *CSV))
+        or not _HUB_NAME.fullmatch(entry.path)
+    ):
         if not path.exists() and "/" not in entry.path and not path.suffix:
             near = did_you_mean(entry.path, NAMES)
-            raise WhetError(f'There is no file or short name "{entry.path}" (a hub name is owner/name){near}')
+            raise WhetError(
+                f'There is no file or short name "{entry.path}" (a hub name is owner/name){near}'
+            )
         return read_path(path, words), {}
     return read_hub(entry.path, entry.subset, entry.split, words), {}
 
@@ -101,12 +120,15 @@ def split_words(split: str, evaluation: bool) -> tuple[str, ...]:
 
 
 def _open_known(entry: config.ProblemSettings, folder: str) -> tuple[Sheet, dict[str, str]]:
-    known, evaluation = NAMES[entry.path], isinstance(entry, config.Eval)
+    known = NAMES[entry.path]
+    evaluation = isinstance(entry, config.Eval)
     split = {"eval": "test"}.get(entry.split, entry.split) or ("test" if evaluation else "train")
     if not entry.split and split not in known.splits:
         (split,) = known.splits
     if split not in known.splits:
-        raise WhetError(f"{entry.path} has no split {entry.split}; it has {' and '.join(known.splits)}.")
+        raise WhetError(
+            f"{entry.path} has no split {entry.split}; it has {' and '.join(known.splits)}."
+        )
     words = split_words(split, evaluation)
     folder = folder or os.environ.get(VARIABLE, "")
     if folder:
@@ -123,9 +145,14 @@ def _open_known(entry: config.ProblemSettings, folder: str) -> tuple[Sheet, dict
         sheet = read_hub(known.hub, entry.subset or known.subset, known.splits[split], words)
     except WhetError as error:
         file = f"{words[0]}_{known.stems[0]}.parquet (or .jsonl)"
-        where = f"{folder} holds no {file}" if folder else f"data_folder (or ${VARIABLE}) names no folder with {file}"
+        where = (
+            f"{folder} holds no {file}"
+            if folder
+            else f"data_folder (or ${VARIABLE}) names no folder with {file}"
+        )
         raise WhetError(f"{entry.path}: {where}, and from the hub: {error}") from None
-    return sheet, {"id": ""}  # numbers from 0 on, or none at all: two sets in one recipe would clash
+    # numbers from 0 on, or none at all: two sets in one recipe would clash
+    return sheet, {"id": ""}
 
 
 # ---- its rows
@@ -149,16 +176,25 @@ def read_path(path: Path, splits: Sequence[str]) -> Sheet:
     if not path.is_dir():
         return read_file(path)
     if any((path / name).is_file() for name in SAVED_BY_DATASETS):
-        saved = need("datasets", f"Reading {path}, which was saved by datasets,").load_from_disk(str(path))
+        saved = need("datasets", f"Reading {path}, which was saved by datasets,").load_from_disk(
+            str(path)
+        )
         if isinstance(saved, dict):
             saved = saved[pick_split(list(saved), splits, str(path))]
         return sheet_of_arrow(saved.with_format("arrow")[:], str(path))
     inside = [*path.iterdir(), *((path / "data").iterdir() if (path / "data").is_dir() else ())]
-    files = sorted(p for p in inside if p.name.endswith(SUFFIXES) and not p.name.startswith((".", "dataset_info")))
+    files = sorted(
+        p
+        for p in inside
+        if p.name.endswith(SUFFIXES) and not p.name.startswith((".", "dataset_info"))
+    )
     if not files:
         raise WhetError(f"{path} holds no {', '.join(SUFFIXES)} file.")
     words = {file: set(re.split(r"[-_.]", file.name.lower())) for file in files}
-    chosen = next((some for split in splits if (some := [file for file in files if split in words[file]])), None)
+    chosen = next(
+        (some for split in splits if (some := [file for file in files if split in words[file]])),
+        None,
+    )
     if chosen is None and any(words[file] & {"train", *EVAL_SPLITS} for file in files):
         raise WhetError(
             f"{path} holds no file of the split {' or '.join(splits)}; it holds "
@@ -171,11 +207,15 @@ def read_file(path: Path) -> Sheet:
     _refuse_unreadable(path)
     try:
         if path.name.endswith(".parquet"):
-            parquet, arrow = (need(module, f"Reading {path}") for module in ("pyarrow.parquet", "pyarrow"))
+            parquet, arrow = (
+                need(module, f"Reading {path}") for module in ("pyarrow.parquet", "pyarrow")
+            )
             try:
                 return sheet_of_arrow(parquet.ParquetFile(path).read(), str(path))
             except arrow.ArrowException as error:
-                raise WhetError(f"{path} is no parquet file that can be read: {_one_line(error)}.") from None
+                raise WhetError(
+                    f"{path} is no parquet file that can be read: {_one_line(error)}."
+                ) from None
         opened: Any = gzip.open if path.name.endswith(".gz") else open
         with opened(path, "rt", encoding="utf-8-sig") as file:
             if path.name.endswith((".json", ".json.gz")):  # many a .json file holds JSON lines
@@ -183,14 +223,20 @@ def read_file(path: Path) -> Sheet:
                 file.seek(0)
                 if first.startswith("["):
                     return sheet_of_rows(enumerate(_parse(file.read(), path), 1), str(path), "row")
-            rows = ((line, _parse(text, path, line)) for line, text in enumerate(file, 1) if text.strip())
+            rows = (
+                (line, _parse(text, path, line))
+                for line, text in enumerate(file, 1)
+                if text.strip()
+            )
             return sheet_of_rows(rows, str(path), "line")
     except FileNotFoundError:
         raise WhetError(f"There is no data file at {path}.") from None
     except UnicodeDecodeError:
         raise WhetError(f"{path} is not UTF-8 text.") from None
     except (OSError, EOFError) as error:
-        raise WhetError(f"The data file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        raise WhetError(
+            f"The data file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
 
 
 def _refuse_unreadable(path: Path) -> None:
@@ -198,30 +244,42 @@ def _refuse_unreadable(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_file():
-        raise WhetError(f"{path} is a device or a pipe, not a file; write its content to a file first.")
+        raise WhetError(
+            f"{path} is a device or a pipe, not a file; write its content to a file first."
+        )
     if path.suffix.lower() in CSV:
         read = f'pandas.read_csv("{path.name}"{CSV[path.suffix.lower()]})'
         convert = f'{read}.to_json("{path.stem}.jsonl", orient="records", lines=True)'
-        raise WhetError(f"{path} is CSV, but whet reads JSONL, JSON and parquet; in Python, {convert} converts it.")
+        raise WhetError(
+            f"{path} is CSV, but whet reads JSONL, JSON and parquet; in Python, {convert} converts it."
+        )
 
 
 def read_hub(name: str, subset: str, split: str, splits: Sequence[str]) -> Sheet:
     """Fetch `split` (also "train[:100]"), else the first of `splits` that exists, else the only one."""
     datasets = need("datasets", f"Fetching {name} from the hub")
     try:
-        split = split or pick_split(datasets.get_dataset_split_names(name, subset or None), splits, name)
+        split = split or pick_split(
+            datasets.get_dataset_split_names(name, subset or None), splits, name
+        )
         table = datasets.load_dataset(name, subset or None, split=split).with_format("arrow")[:]
     except WhetError:
         raise
     except Exception as error:  # whatever the network, the hub and many loaders raise
-        raise WhetError(f"{name} could not be fetched: {type(error).__name__}: {_one_line(error)}.") from None
+        raise WhetError(
+            f"{name} could not be fetched: {type(error).__name__}: {_one_line(error)}."
+        ) from None
     return sheet_of_arrow(table, name)
 
 
 def pick_split(there: Sequence[str], splits: Sequence[str], origin: str) -> str:
-    found = next((split for split in splits if split in there), there[0] if len(there) == 1 else None)
+    found = next(
+        (split for split in splits if split in there), there[0] if len(there) == 1 else None
+    )
     if found is None:
-        raise WhetError(f"{origin} has no split {' or '.join(splits)}; it has {', '.join(there)}: set split.")
+        raise WhetError(
+            f"{origin} has no split {' or '.join(splits)}; it has {', '.join(there)}: set split."
+        )
     return found
 
 
@@ -244,7 +302,9 @@ def join_sheets(sheets: Sequence[Sheet], origin: str) -> Sheet:
             hole = sheet.holes.get(name, None if name in sheet.names else 0)
             if hole is not None:
                 holes.setdefault(name, start + hole)
-    return Sheet(origin=origin, rows=starts[-1], names=names, column=column, place=place, holes=holes)
+    return Sheet(
+        origin=origin, rows=starts[-1], names=names, column=column, place=place, holes=holes
+    )
 
 
 def sheet_of_arrow(table: Any, origin: str) -> Sheet:
@@ -255,7 +315,9 @@ def sheet_of_arrow(table: Any, origin: str) -> Sheet:
         origin=origin,
         rows=table.num_rows,
         names=tuple(dict.fromkeys(table.column_names)),
-        column=lambda name: table.column(table.column_names.index(name)).to_pylist(),  # the first of two equal names
+        column=lambda name: table.column(
+            table.column_names.index(name)
+        ).to_pylist(),  # the first of two equal names
         place=lambda row: f"row {row + 1}",
     )
 
@@ -273,14 +335,17 @@ def sheet_of_rows(rows: Iterable[tuple[int, Any]], origin: str, unit: str) -> Sh
 
     for count, (number, row) in enumerate(rows):
         if not isinstance(row, dict):
-            raise WhetError(f'{origin}, {unit} {number} is no JSON object; it should read {{"prompt": ..., ...}}.')
+            raise WhetError(
+                f'{origin}, {unit} {number} is no JSON object; it should read {{"prompt": ..., ...}}.'
+            )
         numbers.append(number)
         for name, value in _flat(row, ""):
             if name not in columns and len(columns) < MOST_COLUMNS:
                 columns[name] = []
             if name in columns:
                 fill(name, count)
-                if len(columns[name]) == count:  # a name met twice ("a.b" and {"a": {"b": ...}}) keeps its first value
+                # a name met twice ("a.b" and {"a": {"b": ...}}) keeps its first value
+                if len(columns[name]) == count:
                     columns[name].append(value)
     for name in columns:
         fill(name, len(numbers))
@@ -341,8 +406,13 @@ def find_columns(sheet: Sheet, given: Mapping[str, str]) -> dict[str, str]:
         if role not in ROLES:
             raise WhetError(f'columns has no "{role}"{did_you_mean(role, ROLES)}')
         if name and name not in sheet.names:
-            raise WhetError(f'{sheet.origin} has no column "{name}"; it has {", ".join(sheet.names)}.')
-    found = {role: given.get(role, next((n for n in names if n in sheet.names), "")) for role, names in ROLES.items()}
+            raise WhetError(
+                f'{sheet.origin} has no column "{name}"; it has {", ".join(sheet.names)}.'
+            )
+    found = {
+        role: given.get(role, next((n for n in names if n in sheet.names), ""))
+        for role, names in ROLES.items()
+    }
     if not found["answer"] and "answer" not in given:
         found["answer"] = found["solution"]
     for role in ("prompt", "answer"):

@@ -28,14 +28,21 @@ from whet.types import Prompt
 
 SMALL_TEXT = 100  # characters; a column with longer texts is no property of a problem
 MOST_META = 32  # columns kept as meta
-META_BYTES = 65_536  # bytes of lists and structs per prompt, as JSON: they go to a judge process with every response
+# bytes of lists and structs per prompt, as JSON: they go to a judge process with every response
+META_BYTES = 65_536
 # How a response gives an answer, by the option `answer`; otherwise the answer is the whole response.
-WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
+WRITTEN = {
+    "boxed": "\\boxed{%s}",
+    "tagged": "<answer>%s</answer>",
+    "marked": "#### %s",
+    "auto": "\\boxed{%s}",
+}
 OPTIONS = {
     "matcher": "math",  # how a response's answer is compared with the data's
     "answer": "auto",  # where the answer is in a response
 }
-SOLUTIONS = {"end": ""}  # added to a worked solution that does not end so; {answer} stands for the answer
+# added to a worked solution that does not end so; {answer} stands for the answer
+SOLUTIONS = {"end": ""}
 _CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator: "48/2 = <<48/2=24>>24"
 _LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 
@@ -47,7 +54,8 @@ class TextTask:
         """folder: where short names are looked for first."""
         check_options(OPTIONS, entry.options, "Task text")
         sheet, columns = open_data(entry, folder)
-        self._matcher = Matcher(**OPTIONS | entry.options)  # after the data: its library takes a second to import
+        # after the data: its library takes a second to import
+        self._matcher = Matcher(**OPTIONS | entry.options)
         if not sheet.rows:
             raise WhetError(f"{sheet.origin} holds no problems.")
         self.name, self.origin, self.rows = name, sheet.origin, sheet.rows
@@ -56,15 +64,26 @@ class TextTask:
         if holes := [(sheet.holes[column], column) for column in needed if column in sheet.holes]:
             row, column = min(holes)  # a JSON row without the key; a null is only a blank
             there = [other for other in sheet.names if sheet.column(other)[row] is not None]
-            raise WhetError(f'{_place(sheet, row)} has no "{column}"; it has {", ".join(there) or "nothing"}.')
-        rows, skipped = _read_rows(sheet, self.columns, _select_rows(sheet, self.columns, entry.where), entry.limit)
+            raise WhetError(
+                f'{_place(sheet, row)} has no "{column}"; it has {", ".join(there) or "nothing"}.'
+            )
+        rows, skipped = _read_rows(
+            sheet, self.columns, _select_rows(sheet, self.columns, entry.where), entry.limit
+        )
         if not rows and skipped:
-            raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
+            raise WhetError(
+                f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank."
+            )
         kept = list(rows)
         ids = None
         if "id" in self.columns:
             cells = sheet.column(self.columns["id"])
-            ids = [None if is_blank(cells[i]) else _text(cells[i], _place(sheet, i), "id", numbers=True) for i in kept]
+            ids = [
+                None
+                if is_blank(cells[i])
+                else _text(cells[i], _place(sheet, i), "id", numbers=True)
+                for i in kept
+            ]
         meta, self.not_kept, too_large = _read_meta(sheet, self.columns, kept)
         self._table = PromptTable(
             [problem for problem, _, _ in rows.values()],
@@ -75,7 +94,8 @@ class TextTask:
             origin=sheet.origin,
             place=lambda i: sheet.place(kept[i]),
         )
-        self._solutions = {i: text for i, (_, _, text) in enumerate(rows.values()) if text}  # by row of the table
+        # by row of the table
+        self._solutions = {i: text for i, (_, _, text) in enumerate(rows.values()) if text}
         self._worked_rows = np.array(list(self._solutions), int)
         self.worked = len(self._solutions)
         self.notes: tuple[str, ...] = ()
@@ -104,7 +124,9 @@ class TextTask:
     def final(self, response: str) -> str:
         return self._matcher.final(response)
 
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+    def solutions(
+        self, rng: np.random.Generator, count: int, **options: Any
+    ) -> list[tuple[Prompt, str]]:
         """Rows with a worked solution, shuffled; each of them comes once before any comes again."""
         check_options(SOLUTIONS, options, "The worked solutions of task text")
         if not self.worked:
@@ -112,9 +134,15 @@ class TextTask:
         passes = [rng.permutation(self._worked_rows) for _ in range(math.ceil(count / self.worked))]
         pairs = []
         for row in np.concatenate(passes)[:count].tolist() if passes else []:
-            prompt, solution = self._table.at(row), self._solutions[row]
+            prompt = self._table.at(row)
+            solution = self._solutions[row]
             ending = options.get("end", "").replace("{answer}", right_answers(prompt.answer)[0])
-            pairs.append((prompt, solution if solution.rstrip().endswith(ending.strip()) else solution + ending))
+            pairs.append(
+                (
+                    prompt,
+                    solution if solution.rstrip().endswith(ending.strip()) else solution + ending,
+                )
+            )
         return pairs
 
 
@@ -125,7 +153,9 @@ def _place(sheet: Sheet, row: int) -> str:
     return f"{sheet.origin}, {sheet.place(row)}"
 
 
-def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
+def _select_rows(
+    sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]
+) -> Sequence[int]:
     """The rows that have one of the wanted values in every column that `where` names."""
     rows: Sequence[int] = range(sheet.rows)
     for name, wanted in where.items():
@@ -134,7 +164,9 @@ def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, A
         elif name in sheet.names:
             values = sheet.column(name)
         else:
-            raise WhetError(f'where: {sheet.origin} has no column "{name}"{did_you_mean(name, sheet.names)}')
+            raise WhetError(
+                f'where: {sheet.origin} has no column "{name}"{did_you_mean(name, sheet.names)}'
+            )
         keys = {_key(value) for value in (wanted if isinstance(wanted, list | tuple) else [wanted])}
         rows = [row for row in rows if _key(values[row]) in keys]
     if sheet.rows and not rows:
@@ -159,7 +191,11 @@ def _read_rows(
     sheet: Sheet, columns: Mapping[str, str], wanted: Sequence[int], limit: int
 ) -> tuple[dict[int, tuple[Problem, str, str]], int]:
     """Row -> problem, answer and worked solution, for rows that have the first two; and the number of the others."""
-    cells = {role: sheet.column(columns[role]) for role in ("prompt", "answer", "solution") if role in columns}
+    cells = {
+        role: sheet.column(columns[role])
+        for role in ("prompt", "answer", "solution")
+        if role in columns
+    }
     rows: dict[int, tuple[Problem, str, str]] = {}
     skipped = 0
     for i in wanted:
@@ -167,7 +203,8 @@ def _read_rows(
             break
         place = _place(sheet, i)
         problem = read_problem(cells["prompt"][i], place)
-        texts = cells["solution"][i] if "solution" in cells else None  # several (OlympiadBench) are joined
+        # several (OlympiadBench) are joined
+        texts = cells["solution"][i] if "solution" in cells else None
         texts = texts if isinstance(texts, list | tuple) else [texts]
         solution = "\n".join(_text(text, place, "solution") for text in texts if not is_blank(text))
         if "answer" not in cells:  # the recipe says that there is none: the user's judge decides
@@ -178,7 +215,8 @@ def _read_rows(
             answers = read_answers(cells["answer"][i], place)
             if len(answers) == 1 and "####" in answers[0]:
                 final, text = split_worked(answers[0])
-                answers, solution = (final,), solution or text
+                answers = (final,)
+                solution = solution or text
         if problem is None or not answers:
             skipped += 1
         else:  # several right answers become a JSON list, which the matcher reads
@@ -213,13 +251,19 @@ def _read_meta(
         else:
             for i, value in enumerate(values):
                 text = as_json(value)
-                size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
+                size = (
+                    len(text.encode("utf-8", "surrogatepass"))
+                    if text is not None
+                    else META_BYTES + 1
+                )
                 if size <= room[i]:
                     room[i] -= size
                 elif value is not None:
                     values[i], too_large[name] = None, too_large.get(name, 0) + 1
             meta[name] = values
-    known = {name: values for name, values in meta.items() if any(value is not None for value in values)}
+    known = {
+        name: values for name, values in meta.items() if any(value is not None for value in values)
+    }
     return known, tuple(not_kept), too_large
 
 
@@ -232,10 +276,14 @@ def read_problem(value: Any, where: str) -> Problem | None:
     if isinstance(value, str):
         return _text(value, where, "prompt")
     if not isinstance(value, list | tuple) or not value:
-        raise WhetError(f"{where}: prompt should be a string or a list of chat messages, got {short(value)}.")
+        raise WhetError(
+            f"{where}: prompt should be a string or a list of chat messages, got {short(value)}."
+        )
     for message in value:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise WhetError(f'{where}: a chat message is {{"role": ..., "content": ...}}, got {short(message)}.')
+            raise WhetError(
+                f'{where}: a chat message is {{"role": ..., "content": ...}}, got {short(message)}.'
+            )
         _text(message["role"], where, "role")
         if message["content"] != "":  # an empty system message says nothing, and is common
             _text(message["content"], where, "content")
@@ -247,12 +295,18 @@ def read_answers(value: Any, where: str) -> tuple[str, ...]:
     if is_blank(value):
         return ()
     if isinstance(value, str) and value.startswith('["'):
-        with contextlib.suppress(ValueError, RecursionError):  # else it is a text that only begins like a list
+        # else it is a text that only begins like a list
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     if isinstance(value, list | tuple):
-        if any(isinstance(one, list | dict) for one in value) and (text := as_json(value)) is not None:
+        if (
+            any(isinstance(one, list | dict) for one in value)
+            and (text := as_json(value)) is not None
+        ):
             return (_text(text, where, "answer"),)
-        return tuple(dict.fromkeys(_text(v, where, "answer", numbers=True) for v in value if not is_blank(v)))
+        return tuple(
+            dict.fromkeys(_text(v, where, "answer", numbers=True) for v in value if not is_blank(v))
+        )
     return (_text(value, where, "answer", numbers=True),)
 
 
@@ -268,12 +322,19 @@ def read_levels(values: Sequence[Any]) -> list[Any]:
     >>> read_levels(["Level 5", "3", "Level ?", None, 2.0]), read_levels(["easy", "3"])
     ([5, 3, None, None, 2], ['easy', '3'])
     """
-    known = [None if is_blank(v) or (isinstance(v, str) and v.strip().endswith("?")) else v for v in values]
+    known = [
+        None if is_blank(v) or (isinstance(v, str) and v.strip().endswith("?")) else v
+        for v in values
+    ]
     numbers: dict[Any, int | float | None] = {None: None}
     for value in set(known) - {None}:
         found = _LEVEL.fullmatch(value.strip()) if isinstance(value, str) else None
         number = float(found[1]) if found else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not math.isfinite(number)
+        ):
             return known
         numbers[value] = int(number) if number == int(number) else number
     return [numbers[value] for value in known]
@@ -281,7 +342,10 @@ def read_levels(values: Sequence[Any]) -> list[Any]:
 
 def is_small(values: Sequence[Any]) -> bool:
     """Whether a column holds only numbers, booleans and short texts."""
-    return all(v is None or isinstance(v, int | float) or (isinstance(v, str) and len(v) <= SMALL_TEXT) for v in values)
+    return all(
+        v is None or isinstance(v, int | float) or (isinstance(v, str) and len(v) <= SMALL_TEXT)
+        for v in values
+    )
 
 
 def is_blank(value: Any) -> bool:

@@ -33,14 +33,39 @@ UNITS = {  # every name of a unit -> its short form
     for short, _, longs in [entry.partition(":")]
     for name in (short.strip(), *longs.split())
 }
-_SIGN_UNITS = {"%": "%", "°": "deg", "'": "'", "''": "''", "$": "dollar", "€": "euro", "£": "lb", "¥": "yen"}
-SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SIGN_UNITS = {
+    "%": "%",
+    "°": "deg",
+    "'": "'",
+    "''": "''",
+    "$": "dollar",
+    "€": "euro",
+    "£": "lb",
+    "¥": "yen",
+}
+SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
 _SMALL_NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
     sixteen seventeen eighteen nineteen"""
 _SMALL = _SMALL_NUMBERS.split()
 _WHOLE_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _TENS = _WHOLE_TENS.split()
-_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
+_PARTS = {
+    "half": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+}
 _PARTS |= {"ninth": 9, "tenth": 10, "halve": 2}
 _FILLERS = """about approximately around roughly exactly only just there is are was were be the this that total of in
     it so therefore thus hence equals equal each every final result value altogether answer we get have has per"""
@@ -89,7 +114,11 @@ def _without_harmless_words(text: str, question: str) -> str:
         one = singular(bare)
         if one in SCALES and re.search(rf"(?:how many|in) {one}s?\b", question, re.IGNORECASE):
             return True  # "7 dozen", asked how many dozens
-        return not bare or bare in FILLERS or (bare.isalpha() and one in asked and bare not in CHANGERS | FUNCTIONS)
+        return (
+            not bare
+            or bare in FILLERS
+            or (bare.isalpha() and one in asked and bare not in CHANGERS | FUNCTIONS)
+        )
 
     asked = _words_of(question)
     words = text.replace('"', " ").split()
@@ -102,22 +131,57 @@ def _without_harmless_words(text: str, question: str) -> str:
 
 # ---- text without what is there for the eye
 
-_DASHES = dict(zip("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2019\u02bc\u2044", "-------''/", strict=True))
+_DASHES = dict(
+    zip("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2019\u02bc\u2044", "-------''/", strict=True)
+)
 _HALF_OF_DAY = re.compile(r"(?<=[0-9 {])([AaPp])\.\s?([Mm])\.?(?![A-Za-z])")
 _SAME = {  # replaced in this order
-    '"': "", "\u201c": "", "\u201d": "", "{,}": ",", "{.}": ".", "{:}": ":", "\\colon": ":",
-    "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\leq ", "≥": "\\geq ", "∪": "\\cup ",
-    "≈": "\\approx ", "±": "\\pm ", "²": "^2", "³": "^3", "÷": "/", "\\div": "/", "∅": "\\emptyset ",
-    "\\varnothing": "\\emptyset ", "\\gt": ">", "\\lt": "<", "<=": "\\leq ", ">=": "\\geq ", "!=": "\\neq ",
-    "\\{": "\\lbrace ", "\\}": "\\rbrace ", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac",
-    "\\leqslant": "\\leq", "\\geqslant": "\\geq", "\\langle": "(", "\\rangle": ")", "**": "^",
+    '"': "",
+    "\u201c": "",
+    "\u201d": "",
+    "{,}": ",",
+    "{.}": ".",
+    "{:}": ":",
+    "\\colon": ":",
+    "×": "\\times ",
+    "·": "\\cdot ",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "≤": "\\leq ",
+    "≥": "\\geq ",
+    "∪": "\\cup ",
+    "≈": "\\approx ",
+    "±": "\\pm ",
+    "²": "^2",
+    "³": "^3",
+    "÷": "/",
+    "\\div": "/",
+    "∅": "\\emptyset ",
+    "\\varnothing": "\\emptyset ",
+    "\\gt": ">",
+    "\\lt": "<",
+    "<=": "\\leq ",
+    ">=": "\\geq ",
+    "!=": "\\neq ",
+    "\\{": "\\lbrace ",
+    "\\}": "\\rbrace ",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cfrac": "\\frac",
+    "\\leqslant": "\\leq",
+    "\\geqslant": "\\geq",
+    "\\langle": "(",
+    "\\rangle": ")",
+    "**": "^",
     **dict.fromkeys(("^{\\circ}", "^\\circ", "\\degree"), "°"),
     **dict.fromkeys(("\\displaystyle", "\\qquad", "\\quad", "~"), " "),
-}  # fmt: skip
+}
 _THIN = re.compile(r"(?<!\\)\\(?:[,;: ()\[\]]|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z]))")
 _NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _MATH_SIGN = re.compile(r"(?:US)?\\(\$)|\$")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|rm)\s?\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|rm)\s?\{([^{}]*)\}"
+)
 _PERCENT = re.compile(r"\\?%|\b(?:percentage|percent|per cent|pct)\b", re.IGNORECASE)
 _EMPTY_SET = re.compile(r"\\lbrace\s*\\rbrace")
 _OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")
@@ -184,7 +248,9 @@ def unmarked(text: str) -> str:
 # ---- single values
 
 _POWER = r"(?:\^\{?-?[0-9]\}?)?"
-_UNIT_IN_TEXT = re.compile(rf"(?<=[0-9}})\]a-z])(?:\s*\"[^\"]*\"{_POWER}|\s*(?:[%°$€£¥]|'{{1,2}}))+[\s\".]*$")
+_UNIT_IN_TEXT = re.compile(
+    rf"(?<=[0-9}})\]a-z])(?:\s*\"[^\"]*\"{_POWER}|\s*(?:[%°$€£¥]|'{{1,2}}))+[\s\".]*$"
+)
 _UNIT_WORDS = re.compile(
     rf"(?<=[0-9}})\]%])(?:\s+|(?=(?:[ap]m|[cmk]m|kg|mph)\b)|(?=[AP]M\b))"
     rf"([A-Za-z]+{_POWER}(?:[ /]+[A-Za-z]+{_POWER})*)[\s\".]*$"
@@ -199,7 +265,9 @@ _LISTED = re.compile(r"[0-9],\s+[0-9]")
 _POINTED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3}){2,}")
 _SCALED = re.compile(rf"(.*[0-9}}\)])[\s\"]*({'|'.join(SCALES)})", re.IGNORECASE)
 _MIXED_SLASH = re.compile(r"(?<![0-9.])([0-9]{1,9})\s+([0-9]{1,9})\s?/\s?([0-9]{1,9})(?![0-9])")
-_THOUSANDS = re.compile(r"(?<![0-9,.])([0-9]{1,3})((?:,[0-9]{3})+|(?:\s[0-9]{3})+|(?:'[0-9]{3})+)(?![0-9]|,[0-9])")
+_THOUSANDS = re.compile(
+    r"(?<![0-9,.])([0-9]{1,3})((?:,[0-9]{3})+|(?:\s[0-9]{3})+|(?:'[0-9]{3})+)(?![0-9]|,[0-9])"
+)
 _LONE_BRACES = re.compile(r"([\^_])\{([0-9A-Za-z])\}")
 _SPACED_DIGITS = re.compile(r"(?<=[0-9])\s+(?=[0-9])")
 _DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"
@@ -277,7 +345,8 @@ def _unit(words: list[str], trusted: bool) -> str | None:
         lower = word.casefold()
         name = _SIGN_UNITS.get(word) or unit_name(word)
         if word[0] == "^":
-            last, exponent = parts.pop() if parts else "", word.strip("^{}")
+            last = parts.pop() if parts else ""
+            exponent = word.strip("^{}")
             parts.append(f"{last[:-1]}{exponent}" if last.endswith("^-1") else f"{last}^{exponent}")
         elif lower in ("/", "per", "a", "an", "each") and parts:
             below = "^-1"
@@ -304,7 +373,9 @@ def plain(text: str) -> str:
     if ratio := _RATIO.fullmatch(text):
         text = ":".join(ratio.groups())
     text = _LEADING_ZERO.sub(r"\1", text) if text[:1] == "0" else text
-    return _LONE_BRACES.sub(r"\1\2", "".join(_SPACED_DIGITS.sub("\0", text).split()).replace("\0", " "))
+    return _LONE_BRACES.sub(
+        r"\1\2", "".join(_SPACED_DIGITS.sub("\0", text).split()).replace("\0", " ")
+    )
 
 
 def strip(text: str) -> str:
@@ -335,7 +406,8 @@ def number(text: str) -> Fraction | None:
 
 def _fraction(sign: str, whole: str, numerator: str, denominator: str) -> Fraction | None:
     """The value of a fraction, or of a mixed number: digits before a proper fraction of whole numbers."""
-    above, below = _decimal(numerator), _decimal(denominator)
+    above = _decimal(numerator)
+    below = _decimal(denominator)
     if above is None or not below or (sign and above < 0):
         return None
     if whole and not (above.denominator == below.denominator == 1 and 0 < above < below):
@@ -390,13 +462,16 @@ def same_value(found: str, gold: str, question: str = "") -> bool | None:
     >>> same_value("2x", "3"), same_value("100,200", "200,100")
     (None, None)
     """
-    given, wanted = _given_value(found, question), read_value(gold, True)
+    given = _given_value(found, question)
+    wanted = read_value(gold, True)
     if not given.text or not wanted.text:
         return None
     if folded(plain(found)) == folded(plain(gold)):
         return True
     factors = _factors(given, wanted, question)
-    if not factors or (given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN))):
+    if not factors or (
+        given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN))
+    ):
         return False  # another unit; and 5 m may be five times m
     if given.number is None or wanted.number is None:
         same_text = 1 in factors and folded(given.text) == folded(wanted.text)
@@ -458,6 +533,10 @@ def _same_choice(found: str, wanted: str) -> bool:
         return False
     text = strip(unmarked(found))
     chosen = _CHOICE.fullmatch(text)
-    if chosen is None and (first := _CHOICE_FIRST.fullmatch(text)) and not _SECOND_CHOICE.search(first[2]):
+    if (
+        chosen is None
+        and (first := _CHOICE_FIRST.fullmatch(text))
+        and not _SECOND_CHOICE.search(first[2])
+    ):
         chosen = first
     return chosen is not None and chosen[1].upper() == letter[1]

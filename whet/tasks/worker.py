@@ -41,8 +41,10 @@ from whet.tasks.base import Judgement
 from whet.tasks.formulas import TooSlow
 from whet.types import Prompt, Rollout, fields_of
 
-START_S = 10.0  # seconds until a worker picks up a chunk: forking a large process on a busy machine is slow
-STALL_S = 10  # most seconds that a full pipe, or a killed process that does not end, holds the parent up
+# seconds until a worker picks up a chunk: forking a large process on a busy machine is slow
+START_S = 10.0
+# most seconds that a full pipe, or a killed process that does not end, holds the parent up
+STALL_S = 10
 NOTE_CHARACTERS = 300  # longest text of an error; the rest is cut
 FINAL_CHARACTERS = 300  # longest final answer; the rest is cut
 MOST_TERMS = 32
@@ -54,7 +56,8 @@ UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, struct.erro
 Judges = Mapping[str, Callable[[Prompt, str], Any]]
 
 _LENGTH = struct.Struct("!i")
-_REPLY = struct.Struct("!qBddHH")  # number, kind, score, at, and the bytes of note and final, which follow; then terms
+# number, kind, score, at, and the bytes of note and final, which follow; then terms
+_REPLY = struct.Struct("!qBddHH")
 _PR_SET_PDEATHSIG = 1
 # The parent's pipe ends of all pools. A worker inherits them and must close them, or it could answer for a sibling.
 _PARENT_ENDS: weakref.WeakSet[Connection | Inbox | socket.socket] = weakref.WeakSet()
@@ -64,7 +67,8 @@ class Kind(IntEnum):
     STARTED = 0  # the chunk was picked up
     SCORE = 1
     ERROR = 2  # the judge raised, or returned something that is no score
-    FULL = 3  # the judge ran out of memory; the worker ends itself, since what it holds may be a leak
+    # the judge ran out of memory; the worker ends itself, since what it holds may be a leak
+    FULL = 3
     LATE = 4  # the judge itself noticed that it takes too long
 
 
@@ -78,7 +82,10 @@ class Reply(NamedTuple):
     terms: Mapping[str, float] = {}
 
     def pack(self) -> bytes:
-        note, final = (text.encode(errors=ANY) for text in (self.note[:NOTE_CHARACTERS], self.final[:FINAL_CHARACTERS]))
+        note, final = (
+            text.encode(errors=ANY)
+            for text in (self.note[:NOTE_CHARACTERS], self.final[:FINAL_CHARACTERS])
+        )
         terms = json.dumps(dict(self.terms)).encode() if self.terms else b""
         return b"".join((_REPLY.pack(*self[:4], len(note), len(final)), note, final, terms))
 
@@ -86,11 +93,19 @@ class Reply(NamedTuple):
     def unpack(cls, data: bytes) -> Reply:
         """Raises one of UNREADABLE for anything that a worker would not write."""
         number, kind, score, at, noted, named = _REPLY.unpack_from(data)
-        middle, end = _REPLY.size + noted, _REPLY.size + noted + named
-        note, final = data[_REPLY.size : middle].decode(errors=ANY), data[middle:end].decode(errors=ANY)
+        middle = _REPLY.size + noted
+        end = _REPLY.size + noted + named
+        note = data[_REPLY.size : middle].decode(errors=ANY)
+        final = data[middle:end].decode(errors=ANY)
         terms = json.loads(data[end:]) if len(data) > end else {}
-        short = len(note) <= NOTE_CHARACTERS and len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS
-        finite = all(isinstance(value, float) and math.isfinite(value) for value in (at, *terms.values()))
+        short = (
+            len(note) <= NOTE_CHARACTERS
+            and len(final) <= FINAL_CHARACTERS
+            and len(terms) <= MOST_TERMS
+        )
+        finite = all(
+            isinstance(value, float) and math.isfinite(value) for value in (at, *terms.values())
+        )
         if len(data) >= end and short and finite and 0 <= score <= 1:
             return cls(number, Kind(kind), score, at, _printable(note), _printable(final), terms)
         raise ValueError("no reply")
@@ -115,7 +130,9 @@ class Worker:
         context = multiprocessing.get_context("fork")
         conn, theirs = context.Pipe(duplex=True)
         self._begin(conn)
-        self._process = context.Process(target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True)
+        self._process = context.Process(
+            target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True
+        )
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of fork in a process with threads (torch, tokenizers): a lock held by one of them
@@ -151,11 +168,15 @@ class Worker:
         try:
             prompts = {item.prompt.id: item.prompt for item in items}
             packed = {name: pickle.dumps(fields_of(prompt)) for name, prompt in prompts.items()}
-            self.conn.send_bytes(pickle.dumps([(item.number, packed[item.prompt.id], item.text) for item in items]))
+            self.conn.send_bytes(
+                pickle.dumps([(item.number, packed[item.prompt.id], item.text) for item in items])
+            )
         except OSError:
             self.broken = True
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise WhetError(f"A prompt's messages or meta cannot be sent to a judge process: {error}.") from error
+            raise WhetError(
+                f"A prompt's messages or meta cannot be sent to a judge process: {error}."
+            ) from error
 
     def read(self) -> list[tuple[Item, Reply, float]]:
         """Items answered since the last call, with the seconds that each took."""
@@ -164,10 +185,15 @@ class Worker:
             while not self.broken and (data := self._inbox.take()) is not None:
                 reply = Reply.unpack(data)
                 starts = reply.kind == Kind.STARTED
-                expected = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
+                expected = bool(self.chunk) and reply.number == (
+                    -1 if starts else self.chunk[0].number
+                )
                 if not expected or starts == self.started:
-                    raise ValueError("an answer to no question: a judge forked, or wrote into the pipe")
-                at = time.monotonic() if self._far else reply.at  # another machine has another clock
+                    raise ValueError(
+                        "an answer to no question: a judge forked, or wrote into the pipe"
+                    )
+                # another machine has another clock
+                at = time.monotonic() if self._far else reply.at
                 took = max(0.0, at - self.since)
                 self.since = min(at, time.monotonic())
                 self.started = True
@@ -204,7 +230,8 @@ class FarWorker(Worker):
 
     def __init__(self, end: socket.socket, gone: Callable[[], bool]) -> None:
         self._begin(Connection(end.detach()))
-        self.gone, self._far = gone, True
+        self.gone = gone
+        self._far = True
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -239,7 +266,8 @@ class Inbox:
     def take(self) -> bytes | None:
         """The next message; None while there is none. Raises EOFError after the last, ValueError for one too long."""
         while True:
-            if len(self._buffer) >= _LENGTH.size:  # `Connection` writes the length, four bytes, then the message
+            # `Connection` writes the length, four bytes, then the message
+            if len(self._buffer) >= _LENGTH.size:
                 (size,) = _LENGTH.unpack_from(self._buffer)
                 if not 0 <= size <= LARGEST_REPLY:
                     raise ValueError("no reply is so long")
@@ -268,11 +296,13 @@ def _run(conn: Connection, judges: Judges, memory_mb: int, parent: int) -> None:
         conn = _isolate(conn, memory_mb, parent)
         while True:
             while not conn.poll(1.0):
-                if os.getppid() != parent:  # another child of it may hold the pipe open: no end of file is seen
+                # another child of it may hold the pipe open: no end of file is seen
+                if os.getppid() != parent:
                     return
             chunk: list[tuple[int, bytes, str]] = conn.recv()
             conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic()).pack())
-            for number, prompt, text in chunk:  # what a judge does to a prompt is not seen by the next one
+            # what a judge does to a prompt is not seen by the next one
+            for number, prompt, text in chunk:
                 reply = _judge(judges, number, Prompt(**pickle.loads(prompt)), text)
                 conn.send_bytes(reply.pack())
                 if reply.kind == Kind.FULL:
@@ -286,7 +316,9 @@ def _judge(judges: Judges, number: int, prompt: Prompt, text: str) -> Reply:
         said = read_judgement(judges[prompt.task](prompt, text))
     except MemoryError:
         return Reply(number, Kind.FULL, 0.0, time.monotonic(), "MemoryError")
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt: a judge may not end its worker
+    except (
+        BaseException
+    ) as error:  # also SystemExit and KeyboardInterrupt: a judge may not end its worker
         note = type(error).__name__
         with contextlib.suppress(BaseException):  # not every error can say what it is
             note += f": {error}"
@@ -343,12 +375,15 @@ def _isolate(conn: Connection, memory_mb: int, parent: int) -> Connection:
         os.dup2(null, stream)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    faulthandler.disable()  # the run may have pointed it at the terminal, where a crash here would look like its own
+    # the run may have pointed it at the terminal, where a crash here would look like its own
+    faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # macOS has the limit but does not keep it
-        with open("/proc/self/statm") as statm:  # what the parent had mapped at the fork, which may be gigabytes
+        # what the parent had mapped at the fork, which may be gigabytes
+        with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
-        limit, hard = mapped + memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = mapped + memory_mb * 2**20
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     gc.freeze()  # objects of the parent are never collected here, so that their pages stay shared

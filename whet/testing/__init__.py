@@ -15,4 +15,12 @@
 from whet.testing.contract import WORLDS, check_contract, check_world, measure_update, play
 from whet.testing.simulator import Simulator, World
 
-__all__ = ["WORLDS", "Simulator", "World", "check_contract", "check_world", "measure_update", "play"]
+__all__ = [
+    "WORLDS",
+    "Simulator",
+    "World",
+    "check_contract",
+    "check_world",
+    "measure_update",
+    "play",
+]

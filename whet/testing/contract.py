@@ -67,8 +67,10 @@ class Ledger:
     """What was seen of a curriculum, and what holds for it."""
 
     ids: Sequence[str]
-    epochs: bool = True  # every prompt is visited once before any is visited again; false for sources that choose
-    rollouts: int | None = None  # the average per group of a full batch, where the curriculum has a fixed budget
+    # every prompt is visited once before any is visited again; false for sources that choose
+    epochs: bool = True
+    # the average per group of a full batch, where the curriculum has a fixed budget
+    rollouts: int | None = None
     max_age: int | None = None  # the bound on (version - oldest token) with which it was built
     trains: Phase | None = None  # a group that has rollouts of this phase trains only on those
 
@@ -90,23 +92,41 @@ class Ledger:
         del self.pending[: len(fresh)]
         due = [prompt_id for _, prompt_id in again]
         asked = [request.prompt_id for request in fresh]
-        require(2, asked[: len(due)] == due, f"{due} got no verdict and must be asked first, but {asked} are asked")
+        require(
+            2,
+            asked[: len(due)] == due,
+            f"{due} got no verdict and must be asked first, but {asked} are asked",
+        )
         for prompt_id in asked[len(due) :]:
             self.visits[prompt_id] += 1
             epoch = self.visits[prompt_id]
             self.reached[epoch] += 1
             early = self.epochs and epoch > 1 and self.reached[epoch - 1] < len(self.ids)
-            require(2, not early, f"{prompt_id} has its visit {epoch} before every prompt had {epoch - 1}")
+            require(
+                2,
+                not early,
+                f"{prompt_id} has its visit {epoch} before every prompt had {epoch - 1}",
+            )
         for request, (position, _) in zip(fresh, again, strict=False):
             self.entries[request.group_id] = LedgerEntry(request.prompt_id, position)
         for request in requests:
-            group_id, n, first = request.group_id, request.n, request.first_index
-            entry = self.entries.setdefault(group_id, LedgerEntry(request.prompt_id, len(self.entries)))
+            group_id = request.group_id
+            n = request.n
+            first = request.first_index
+            entry = self.entries.setdefault(
+                group_id, LedgerEntry(request.prompt_id, len(self.entries))
+            )
             require(4, type(n) is int and n > 0, f"group {group_id} is asked for {n!r} rollouts")
-            require(2, entry.fate == "open", f"more is asked for group {group_id}, which was {entry.fate}")
+            require(
+                2,
+                entry.fate == "open",
+                f"more is asked for group {group_id}, which was {entry.fate}",
+            )
             require(2, entry.prompt_id == request.prompt_id, f"group {group_id} changed its prompt")
             require(9, not entry.over, f"more is asked for group {group_id}, which was over")
-            require(4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}")
+            require(
+                4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}"
+            )
             entry.asked += n
 
     def _check_capacity(self, requests: Sequence[Request], clock: Clock) -> None:
@@ -114,7 +134,9 @@ class Ledger:
         start."""
         if clock.free is None:
             return
-        is_running = any(entry.fate == "open" and not entry.complete for entry in self.entries.values())
+        is_running = any(
+            entry.fate == "open" and not entry.complete for entry in self.entries.values()
+        )
         is_alone = len(requests) == 1 and not is_running
         asked = sum(request.n for request in requests)
         fits = asked <= clock.free or is_alone
@@ -132,20 +154,29 @@ class Ledger:
     def _check_waits(self, waits: set[int]) -> None:
         for group_id, entry in self.entries.items():
             may_wait = entry.fate == "open" and entry.complete and not entry.over
-            require(9, may_wait or group_id not in waits, f"group {group_id} waits, but is not complete or was over")
+            require(
+                9,
+                may_wait or group_id not in waits,
+                f"group {group_id} waits, but is not complete or was over",
+            )
             entry.over |= entry.complete and group_id not in waits
 
     def before_emit(self, curriculum: Curriculum) -> None:
         self._check_waits(curriculum.waits())
-        self._held, self._reasked = curriculum.holds(), curriculum.metrics().get("curriculum/reasked", 0)
+        self._held, self._reasked = (
+            curriculum.holds(),
+            curriculum.metrics().get("curriculum/reasked", 0),
+        )
         self._drop_gone(curriculum)
 
     def emitted(self, batch: Batch | None, clock: Clock, curriculum: Curriculum) -> None:
-        groups, metrics = batch.groups if batch else (), curriculum.metrics()
+        groups = batch.groups if batch else ()
+        metrics = curriculum.metrics()
         for group in groups:
             self._check_group(group, clock)
         if batch is not None:
-            wanted = int(metrics.get("curriculum/groups", clock.groups))  # where the curriculum decides it
+            # where the curriculum decides it
+            wanted = int(metrics.get("curriculum/groups", clock.groups))
             starved = metrics.get("curriculum/starved", 0)
             self._check_batch(batch, wanted, starved=starved > self.starved)
             self.starved = starved
@@ -162,32 +193,59 @@ class Ledger:
         entry = self.entries[group_id]
         require(2, entry.fate == "open", f"group {group_id} is trained but was {entry.fate}")
         entry.fate = "trained"
-        require(9, not entry.complete or entry.over, f"group {group_id} is trained while it waits for more")
-        require(3, entry.complete, f"group {group_id} is trained with {len(entry.came)} of {entry.asked} rollouts")
+        require(
+            9,
+            not entry.complete or entry.over,
+            f"group {group_id} is trained while it waits for more",
+        )
+        require(
+            3,
+            entry.complete,
+            f"group {group_id} is trained with {len(entry.came)} of {entry.asked} rollouts",
+        )
         trained = [(r.key, r.verdict, r.length) for r in group.rollouts]
         came = [r for _, r in sorted(entry.came.items())]
         came = [r for r in came if r.phase == self.trains] or came
         judged = [(r.key, r.verdict, r.length) for r in came if r.judged]
         differs = f"group {group_id} trains on {trained}, but its judged rollouts are {judged}"
         require(3, sorted(trained) == judged, differs)
-        require(2, len(judged) >= 2, f"group {group_id} is trained with {len(judged)} judged rollouts")
+        require(
+            2, len(judged) >= 2, f"group {group_id} is trained with {len(judged)} judged rollouts"
+        )
         age = clock.version - group.oldest_version
-        require(3, self.max_age is None or age <= self.max_age, f"group {group_id} is {age} versions old")
+        require(
+            3,
+            self.max_age is None or age <= self.max_age,
+            f"group {group_id} is {age} versions old",
+        )
 
     def _check_batch(self, batch: Batch, wanted: int, starved: bool) -> None:
         require(5, len(batch.groups) > 0, "a batch without groups")
         positions = [self.entries[group.group_id].position for group in batch.groups]
-        require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
+        require(
+            3,
+            positions == sorted(positions),
+            "the groups of a batch are not in the order of first ask",
+        )
         self.last_trained = positions[-1]
         running = [(g, e) for g, e in self.entries.items() if e.fate == "open" and not e.complete]
         late = [g for g, e in running if e.position < self.last_trained]
         require(3, not late, f"a batch overtakes the groups {late}, asked before and not complete")
         if not starved:
             entries = [self.entries[group.group_id] for group in batch.groups]
-            count, asked = len(entries), sum(entry.asked for entry in entries)
-            require(5, count == wanted, f"a batch of {count} groups instead of {wanted}, not counted as starved")
+            count = len(entries)
+            asked = sum(entry.asked for entry in entries)
+            require(
+                5,
+                count == wanted,
+                f"a batch of {count} groups instead of {wanted}, not counted as starved",
+            )
             exact = self.rollouts is None or asked == self.rollouts * wanted
-            require(4, exact, f"{asked} rollouts were asked for a batch of {wanted} times {self.rollouts}")
+            require(
+                4,
+                exact,
+                f"{asked} rollouts were asked for a batch of {wanted} times {self.rollouts}",
+            )
 
     def updated(self, curriculum: Curriculum) -> None:
         self._drop_gone(curriculum)
@@ -196,20 +254,31 @@ class Ledger:
             self.stage = stage
             self.pending.clear()  # the next stage has prompts of its own
         left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained]
-        require(2, not left, f"the groups {left} were asked before a trained one and are neither trained nor dropped")
+        require(
+            2,
+            not left,
+            f"the groups {left} were asked before a trained one and are neither trained nor dropped",
+        )
 
     def close(self, curriculum: Curriculum) -> None:
         """Check that every group that got lost was counted."""
         self._drop_gone(curriculum)
         metrics = curriculum.metrics()
         fates = Counter(entry.fate for entry in self.entries.values())
-        again, reasked = fates["returned"], metrics.get("curriculum/reasked")
-        require(2, reasked == again, f"{again} groups are to be asked again, reasked says {reasked}")
+        again = fates["returned"]
+        reasked = metrics.get("curriculum/reasked")
+        require(
+            2, reasked == again, f"{again} groups are to be asked again, reasked says {reasked}"
+        )
         dropped = ("rejected_easy", "rejected_hard", "unjudged_groups", "border", "probed")
         counted = sum(metrics.get(f"curriculum/{name}", 0) for name in dropped)
         spare = len(curriculum.holds()) + metrics.get("curriculum/relaxed", 0)
         exact = fates["dropped"] <= counted <= fates["dropped"] + spare
-        require(2, exact, f"{fates['dropped']} groups were dropped, rejected and unjudged count {counted:.0f}")
+        require(
+            2,
+            exact,
+            f"{fates['dropped']} groups were dropped, rejected and unjudged count {counted:.0f}",
+        )
 
     def _drop_gone(self, curriculum: Curriculum) -> None:
         """A group that is no longer held, and was not trained, is dropped; a decided group must not be held."""
@@ -283,14 +352,21 @@ def check_starvation(make: Make, **expected: Any) -> None:
         replace(base, pass_rates=(1.0,), slots=10),
     ):
         run = play(make, world, **expected)
-        require(5, world.unjudged < 1 or run.batches == 0, "a batch was emitted although nothing was judged")
+        require(
+            5,
+            world.unjudged < 1 or run.batches == 0,
+            "a batch was emitted although nothing was judged",
+        )
 
 
 def check_cost(make: Make, few: int = 500, many: int = 16_000, **expected: Any) -> None:
     """Check line 6 by counting: the interpreter's steps per update do not grow with the number of prompts. Other
     prompts have other verdicts, so the steps differ a little; a loop over every prompt shows clearly."""
     world = World(groups=4, updates=4)
-    less, more = (_cost(make, replace(world, prompts=prompts), count_steps, **expected) for prompts in (few, many))
+    less, more = (
+        _cost(make, replace(world, prompts=prompts), count_steps, **expected)
+        for prompts in (few, many)
+    )
     grown = f"an update takes {less:.0f} steps of the interpreter over {few} prompts, {more:.0f} over {many}"
     require(6, more <= 3 * less, grown)
 
@@ -303,7 +379,9 @@ def check_lengths(make: Make, world: World = LONG_RUN) -> None:
     """
     for name, (slots, cut) in ENGINES.items():
         for updates in (world.updates, 4 * world.updates):
-            trained, policy = measure_lengths(make, replace(world, slots=slots, cut=cut, updates=updates))
+            trained, policy = measure_lengths(
+                make, replace(world, slots=slots, cut=cut, updates=updates)
+            )
             if abs(off := trained / policy - 1) <= 0.01:
                 break
         length = f"{trained:.4f} of the limit instead of the policy's {policy:.4f}"
@@ -313,20 +391,34 @@ def check_lengths(make: Make, world: World = LONG_RUN) -> None:
 def measure_lengths(make: Make, world: World) -> tuple[float, float]:
     """Mean length, as a share of the limit, of what was trained, and of all that was requested, had nothing been cut.
     Groups that are still held at the end are left out."""
-    run = Play(make, world, sealed=False)  # without a ledger, which looks at every group at every call
+    # without a ledger, which looks at every group at every call
+    run = Play(make, world, sealed=False)
     batches = list(run.batches_within(sys.maxsize))
-    trained = [r.length / r.sampling.max_tokens for batch in batches for group in batch.groups for r in group.rollouts]
-    held, every = run.curriculum.holds(), run.simulator.written
-    written = [share for group_id, shares in every.items() if group_id not in held for share in shares]
+    trained = [
+        r.length / r.sampling.max_tokens
+        for batch in batches
+        for group in batch.groups
+        for r in group.rollouts
+    ]
+    held = run.curriculum.holds()
+    every = run.simulator.written
+    written = [
+        share for group_id, shares in every.items() if group_id not in held for share in shares
+    ]
     return sum(trained) / len(trained), sum(written) / len(written)
 
 
-def measure_update(make: Make, prompts: int = 1_000_000, groups: int = 16, updates: int = 5, **expected: Any) -> float:
+def measure_update(
+    make: Make, prompts: int = 1_000_000, groups: int = 16, updates: int = 5, **expected: Any
+) -> float:
     """Processor seconds per update of the curriculum, the slowest of several. Line 6 wants at most 0.05."""
-    return _cost(make, World(prompts=prompts, groups=groups, updates=updates), count_seconds, **expected)
+    return _cost(
+        make, World(prompts=prompts, groups=groups, updates=updates), count_seconds, **expected
+    )
 
 
-Meter = Callable[[list[float]], contextlib.AbstractContextManager[None]]  # adds what happens inside to the last number
+# adds what happens inside to the last number
+Meter = Callable[[list[float]], contextlib.AbstractContextManager[None]]
 
 
 def play(make: Make, world: World, *, patience: int = 20, **given: Any) -> Play:
@@ -354,7 +446,8 @@ class Play:
     make: Make
     world: World
     ledger: Ledger | None = None
-    save_share: float = 0.0  # after this share of all calls the curriculum is saved, and a new one goes on from there
+    # after this share of all calls the curriculum is saved, and a new one goes on from there
+    save_share: float = 0.0
     sealed: bool = True  # rollouts refuse to show their trace
     meter: Meter | None = None
     batches: int = 0
@@ -385,15 +478,25 @@ class Play:
             clock = self.clock(step)
             requests = self.call("plan", clock)
             self.show("planned", requests, clock)
-            self.log += [("ask", r.group_id, r.prompt_id, r.first_index, r.n, r.phase) for r in requests]
+            self.log += [
+                ("ask", r.group_id, r.prompt_id, r.first_index, r.n, r.phase) for r in requests
+            ]
             self.simulator.submit(requests)
             rollouts = self.simulator.collect()
             self.call("observe", rollouts)
             self.show("observed", rollouts, self.curriculum)
             asked += sum(request.first_index == 0 for request in requests)
-            require(5, asked <= most, f"{asked} groups were asked without result for a batch of {clock.groups}")
+            require(
+                5,
+                asked <= most,
+                f"{asked} groups were asked without result for a batch of {clock.groups}",
+            )
             still = 0 if requests or rollouts else still + 1
-            require(5, still < 2, "nothing is asked, nothing runs, and neither a batch nor Starved comes of it")
+            require(
+                5,
+                still < 2,
+                "nothing is asked, nothing runs, and neither a batch nor Starved comes of it",
+            )
         return batch
 
     def emit(self, clock: Clock) -> Batch | None:
@@ -405,7 +508,9 @@ class Play:
             raise
         self.show("emitted", batch, clock, self.curriculum)
         if batch is not None:
-            self.log.append(("batch", [rollout.key for group in batch.groups for rollout in group.rollouts]))
+            self.log.append(
+                ("batch", [rollout.key for group in batch.groups for rollout in group.rollouts])
+            )
         return batch
 
     def show(self, event: str, *args: Any) -> None:
@@ -468,4 +573,8 @@ def _cost(make: Make, world: World, meter: Meter, **expected: Any) -> float:
 def _same(first: Play, other: Play, what: str) -> None:
     for number, (a, b) in enumerate(zip(first.log, other.log, strict=False)):
         require(1, a == b, f"{what} differs at event {number}: {a} became {b}")
-    require(1, len(first.log) == len(other.log), f"{what} is {len(other.log)} events long instead of {len(first.log)}")
+    require(
+        1,
+        len(first.log) == len(other.log),
+        f"{what} is {len(other.log)} events long instead of {len(first.log)}",
+    )

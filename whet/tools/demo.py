@@ -40,7 +40,8 @@ from whet.run import read_rollouts
 from whet.tools.experiment import train_arms
 
 BASE = Path(__file__).with_name("base")
-WORTH = 1.25  # a ratio of tokens between 1/WORTH and WORTH is no difference: evaluations are about that far apart
+# a ratio of tokens between 1/WORTH and WORTH is no difference: evaluations are about that far apart
+WORTH = 1.25
 SHOWN = (
     "In {arm} (mix {mix}) the share of answers that show their work went from {before:.0%} to {after:.0%} by step "
     "{step}, where accuracy was {accuracy:.2f}."
@@ -56,15 +57,19 @@ def run_demo(out: Path, seed: int, console: Console) -> None:
 
     Every seed has the same base, as users have one model: prompts, problems and draws differ.
     """
-    begin, tree = time.monotonic(), read_demo()
+    begin = time.monotonic()
+    tree = read_demo()
     recipes = arm_recipes(tree, out, check_base(tree["sha256"]), seed)
     for mix, settings in tree["mixes"].items():
         console.print(Text(f"Mix {mix}: {settings['about']}"))
-    train_arms({folder: settings for mix in recipes.values() for folder, settings in mix.items()}, console)
+    train_arms(
+        {folder: settings for mix in recipes.values() for folder, settings in mix.items()}, console
+    )
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
     notes = {mix: describe_mix(tree, mix, of_mix) for mix, of_mix in arms.items()}
     targets = {mix: settings["target"] for mix, settings in tree["mixes"].items()}
-    closing, page = conclude(arms, targets), out / "report.html"
+    closing = conclude(arms, targets)
+    page = out / "report.html"
     chapters = {f"Mix {mix}": (list(recipes[mix]), notes[mix]) for mix in recipes}
     first = next(iter(arms))
     note = "\n\n".join(filter(None, (closing, describe_elicited(first, arms[first]))))
@@ -91,17 +96,24 @@ def check_base(digest: str) -> Path:
 
 def has_display() -> bool:
     """Whether a browser could show a window here; never in continuous integration."""
-    seen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    seen = sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
     return seen and not os.environ.get("CI")
 
 
-def arm_recipes(tree: Mapping[str, Any], out: Path, base: Path, seed: int) -> dict[str, dict[Path, config.Config]]:
+def arm_recipes(
+    tree: Mapping[str, Any], out: Path, base: Path, seed: int
+) -> dict[str, dict[Path, config.Config]]:
     """By mix: the folder and the settings of each of its arms."""
     own = {"seed": seed, "model": {"name": str(base)}}
     recipes: dict[str, dict[Path, config.Config]] = {}
     for name, mix in tree["mixes"].items():
         common = merged(merged(tree["arm"], mix.get("arm", {})), own)
-        arms = {arm: with_mix(merged(common, settings), mix["mix"]) for arm, settings in mix["arms"].items()}
+        arms = {
+            arm: with_mix(merged(common, settings), mix["mix"])
+            for arm, settings in mix["arms"].items()
+        }
         recipes[name] = {out / name / arm: parse_config(recipe) for arm, recipe in arms.items()}
     return recipes
 
@@ -123,12 +135,17 @@ def count_informative(arms: Sequence[Arm]) -> tuple[str, str]:
     """The share of prompts with right and wrong answers among all that uniform asked, and a sentence that also has
     those that it asked first; all its seeds together, and "" if there is no such arm."""
     arm = next((arm for arm in arms if is_uniform(arm)), Arm(name="", runs=()))
-    asked, hits, shares = 0.0, 0.0, list[float]()
+    asked = 0.0
+    hits = 0.0
+    shares = list[float]()
     for run in arm.runs:
         rows = [row for row in run.rows if number(row, "curriculum/accepted")]
         found = [number(row, "curriculum/signal_share") or 0.0 for row in rows]
-        first = number(rows[0], "curriculum/accepted") or 0.0 if rows else 0.0  # uniform accepts every judged group
-        asked, hits, shares = asked + first, hits + first * sum(found[:1]), shares + found
+        # uniform accepts every judged group
+        first = number(rows[0], "curriculum/accepted") or 0.0 if rows else 0.0
+        asked = asked + first
+        hits = hits + first * sum(found[:1])
+        shares = shares + found
     if not asked:
         return "", ""
     rollouts = int(arm.runs[0].settings.get("curriculum.rollouts", 0))
@@ -201,7 +218,9 @@ def times(share: Reach) -> str:
     """A share in words: one that is known, or its bound where a run never got there."""
     if share.known:
         return f"{share.low:.2f}"
-    return f"less than {share.high:.2f}" if math.isfinite(share.high) else f"more than {share.low:.2f}"
+    return (
+        f"less than {share.high:.2f}" if math.isfinite(share.high) else f"more than {share.low:.2f}"
+    )
 
 
 def find_outcomes(arms: Sequence[Arm], target: float) -> list[Outcome]:
@@ -232,7 +251,8 @@ def find_outcomes(arms: Sequence[Arm], target: float) -> list[Outcome]:
 
 def describe_mix(tree: Mapping[str, Any], mix: str, arms: Sequence[Arm]) -> str:
     """The mix, its share of informative prompts, and the outcome of each method; unfinished arms are not judged."""
-    about, target = tree["mixes"][mix]["about"], tree["mixes"][mix]["target"]
+    about = tree["mixes"][mix]["about"]
+    target = tree["mixes"][mix]["target"]
     unfinished = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
     parts = [
         f"{about} {count_informative(arms)[1]}".strip(),
@@ -245,7 +265,9 @@ def describe_mix(tree: Mapping[str, Any], mix: str, arms: Sequence[Arm]) -> str:
 def mix_table(mix: str, arms: Sequence[Arm], target: float) -> Table:
     """A line for each arm: what the target cost, as a share of uniform's tokens too, and where it ended."""
     heads = ("tokens to " + formats.level(target), "of uniform's", "accuracy at the end")
-    table = Table(title=f"Mix {mix}", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(
+        title=f"Mix {mix}", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
     table.add_column("arm", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="right")
@@ -254,7 +276,9 @@ def mix_table(mix: str, arms: Sequence[Arm], target: float) -> Table:
         first = outcomes[0]
         table.add_row("uniform", spent(first.rival_tokens), "", f"{first.rival_end:.3f}")
     for outcome in outcomes:
-        table.add_row(outcome.arm, spent(outcome.tokens), times(outcome.share), f"{outcome.end:.3f}")
+        table.add_row(
+            outcome.arm, spent(outcome.tokens), times(outcome.share), f"{outcome.end:.3f}"
+        )
     for arm in arms:
         if arm.unfinished:
             table.add_row(arm.name, arm.unfinished)
@@ -274,8 +298,11 @@ def conclude(arms: Mapping[str, Sequence[Arm]], targets: Mapping[str, float]) ->
 
 def _verdict(found: Outcome, where: str) -> str:
     """By how the arm and uniform came to the target, and where they ended if the costs do not decide."""
-    arm, target, rival = f"`{found.arm}`", f"{found.target:.0%}", spent(found.rival_tokens)
-    reached, rival_reached = math.isfinite(found.tokens.high), math.isfinite(found.rival_tokens.high)
+    arm = f"`{found.arm}`"
+    target = f"{found.target:.0%}"
+    rival = spent(found.rival_tokens)
+    reached = math.isfinite(found.tokens.high)
+    rival_reached = math.isfinite(found.rival_tokens.high)
     end = f"it ended at {found.end:.0%}, plain sampling at {found.rival_end:.0%}"
     if not reached and not rival_reached:
         return f"Neither {arm} nor plain sampling reached {target}{where}; {end}."
@@ -294,7 +321,10 @@ def _verdict(found: Outcome, where: str) -> str:
 def describe_elicited(mix: str, arms: Sequence[Arm]) -> str:
     """What the curve of the best run is made of: an answer shows its work if it holds a running value, "=8"."""
     evaluation = common_evaluation(arms)
-    best = max((run for arm in arms for run in arm.runs), key=lambda run: final_accuracy(run.points(evaluation)) or 0.0)
+    best = max(
+        (run for arm in arms for run in arm.runs),
+        key=lambda run: final_accuracy(run.points(evaluation)) or 0.0,
+    )
     shares: dict[int, list[bool]] = {}
     for row in read_rollouts(best.folder):
         if row["phase"] == "eval":
@@ -304,6 +334,10 @@ def describe_elicited(mix: str, arms: Sequence[Arm]) -> str:
     if not thinks or not accuracy:
         return ""
     step = next(step for step, share in thinks.items() if share >= 0.95 * max(thinks.values()))
-    before, after, reached = next(iter(thinks.values())), thinks[step], accuracy.get(step, math.nan)
-    shown = SHOWN.format(arm=best.name, mix=mix, before=before, after=after, step=step, accuracy=reached)
+    before = next(iter(thinks.values()))
+    after = thinks[step]
+    reached = accuracy.get(step, math.nan)
+    shown = SHOWN.format(
+        arm=best.name, mix=mix, before=before, after=after, step=step, accuracy=reached
+    )
     return shown + (ELICITED if after - before >= 1 / 3 else "")

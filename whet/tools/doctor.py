@@ -38,32 +38,52 @@ EXTRAS = {
     "verl": "curricula in verl's trainer",
     "plot": "figures of benchmarks",
 }
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "RAY_ADDRESS")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "RAY_ADDRESS",
+)
 
 
 def examine(model: str | None = None, settings: config.Config | None = None) -> list[Finding]:
     """The machine, and the model where one is named. `settings`: the recipe to plan for, else the defaults."""
     findings: list[Finding] = [
         ("whet", f"{__version__}, in {Path(__file__).parents[1]}", True),
-        ("python", f"{platform.python_version()} ({platform.python_implementation()})", sys.version_info >= (3, 11)),
+        (
+            "python",
+            f"{platform.python_version()} ({platform.python_implementation()})",
+            sys.version_info >= (3, 11),
+        ),
         ("system", platform.platform(), True),
     ]
     for name in PACKAGES:
         version = installed(name)
-        findings.append((name, version or 'not installed: pip install "whet[train]"', bool(version)))
+        findings.append(
+            (name, version or 'not installed: pip install "whet[train]"', bool(version))
+        )
     findings += _vllm(settings)
     disk = f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB"
     findings += _extras()
     cores = f"{available_cores()} of {os.cpu_count()}, {platform.machine()}"
     said = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
-    findings += [("cores", cores, True), ("free disk here", disk, True), ("environment", said or "nothing set", True)]
-    if not all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
+    findings += [
+        ("cores", cores, True),
+        ("free disk here", disk, True),
+        ("environment", said or "nothing set", True),
+    ]
+    if not all(
+        fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")
+    ):
         return findings
     findings.append(_device())
     if model is not None or settings is not None:
         chosen = settings or config.Config()
         if model is not None:
-            chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": model})})
+            chosen = chosen.model_copy(
+                update={"model": chosen.model.model_copy(update={"name": model})}
+            )
         findings += _plan(chosen, with_data=settings is not None)
     return findings
 
@@ -79,7 +99,11 @@ def _extras() -> list[Finding]:
     for extra, packages in needed.items():
         found = {name: installed(name) for name in packages}
         lacking = ", ".join(name for name, version in found.items() if not version)
-        said = f"lacks {lacking}" if lacking else ", ".join(f"{name} {version}" for name, version in found.items())
+        said = (
+            f"lacks {lacking}"
+            if lacking
+            else ", ".join(f"{name} {version}" for name, version in found.items())
+        )
         findings.append((f"whet[{extra}]", f"{said}: {EXTRAS[extra]}", True))
     return findings
 
@@ -88,10 +112,17 @@ def _vllm(settings: config.Config | None) -> list[Finding]:
     """Which vLLM is installed and whether it can serve; where none is, only a recipe that asks for it hears of it."""
     from whet.rollout.vllm_fit import version_of_vllm, vllm_lack
 
-    version, wanted = version_of_vllm(), settings is not None and settings.rollout.engine == "vllm"
+    version = version_of_vllm()
+    wanted = settings is not None and settings.rollout.engine == "vllm"
     if lack := vllm_lack(version):
         return [("vllm", lack, False)] if wanted else [("vllm", lack, True)] if version else []
-    return [("vllm", f"{version}: barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise", True)]
+    return [
+        (
+            "vllm",
+            f"{version}: barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise",
+            True,
+        )
+    ]
 
 
 def _device() -> Finding:
@@ -105,7 +136,11 @@ def _device() -> Finding:
         name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()} ({capability}, CUDA {torch.version.cuda})"
         return ("device", f"{name}, {bytes_text(free)} of {bytes_text(total)} free", True)
     memory = free_memory(torch.device("cpu"))
-    words = "this system does not say how much memory is free" if memory is None else f"{bytes_text(memory)} free"
+    words = (
+        "this system does not say how much memory is free"
+        if memory is None
+        else f"{bytes_text(memory)} free"
+    )
     return ("device", f"CPU, {torch.get_num_threads()} threads, {words}", True)
 
 
@@ -121,7 +156,9 @@ def _plan(settings: config.Config, *, with_data: bool) -> list[Finding]:
         return [("model", f"refused: {error}", False)]
     name = settings.model.name
     refused: list[Finding] = []
-    if with_data and (name == "tiny" or (Path(name).expanduser() / "tokenizer_config.json").is_file()):
+    if with_data and (
+        name == "tiny" or (Path(name).expanduser() / "tokenizer_config.json").is_file()
+    ):
         try:
             return check_run(settings).findings()
         except WhetError as error:
@@ -153,8 +190,13 @@ def _config_folder(name: str) -> Path:
 
     if (hub := HUB_NAME.fullmatch(name)) is not None:
         for cached in (True, False):
-            with suppress(Exception):  # whatever it is, the last line meets it again and has a sentence for it
-                wanted = {"revision": hub[2], "allow_patterns": ["config.json"], "local_files_only": cached}
+            # whatever it is, the last line meets it again and has a sentence for it
+            with suppress(Exception):
+                wanted = {
+                    "revision": hub[2],
+                    "allow_patterns": ["config.json"],
+                    "local_files_only": cached,
+                }
                 folder = Path(snapshot_download(hub[1], **wanted))
                 if (folder / "config.json").is_file():
                     return folder

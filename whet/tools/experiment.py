@@ -30,13 +30,16 @@ from whet.report.live import follow
 from whet.run import CONFIG, has_collapsed, is_in_use
 
 OPTIONAL = ("triton", "vllm")  # packages whose versions are recorded where they are installed
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm that a signal stopped: the others go on
+# exit codes of an arm that a signal stopped: the others go on
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     """Trains as many arms at a time as there are cores; a failed arm ends them all with its own words."""
     if busy := next(filter(is_in_use, arms), None):  # before one of the others is removed
-        raise WhetError(f"{busy} is in use by another process: wait for it to end, or choose another --out.")
+        raise WhetError(
+            f"{busy} is in use by another process: wait for it to end, or choose another --out."
+        )
     for folder in arms:
         replace_run(folder)
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
@@ -47,7 +50,9 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
             if process.poll() is not None:
                 del running[folder]
                 if process.returncode not in (0, *STOPPED) and not has_collapsed(folder):
-                    raise WhetError(f"The arm {folder.name} failed: {last_words(folder, process.returncode)}")
+                    raise WhetError(
+                        f"The arm {folder.name} failed: {last_words(folder, process.returncode)}"
+                    )
         while queue and len(running) < available_cores():
             folder = queue.pop(0)
             running[folder] = start_run(folder, arms[folder])
@@ -68,13 +73,16 @@ def name_arms(folders: list[Path]) -> dict[str, Path]:
     return {folder.relative_to(top).as_posix(): folder for folder in folders}
 
 
-def start_run(folder: Path, settings: config.Config, threads: int | None = 1) -> subprocess.Popen[bytes]:
+def start_run(
+    folder: Path, settings: config.Config, threads: int | None = 1
+) -> subprocess.Popen[bytes]:
     """Starts the process of a run, or resumes it; without `threads` it takes what the environment says."""
     recipe = folder.with_suffix(".toml")
     files.write_text(recipe, dump_config(settings))
     words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    with folder.with_suffix(".log").open("ab") as log:  # the process has its own handle; earlier words are kept
+    # the process has its own handle; earlier words are kept
+    with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "whet", "train", *words, "--out", str(folder)],
             env=environment,
@@ -94,7 +102,9 @@ def replace_run(folder: Path) -> None:
     """Removes an earlier run and its log; anything else at its place is refused and left alone."""
     if folder.exists():
         if not (folder / CONFIG).is_file():
-            raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
+            raise WhetError(
+                f"{folder} is in the way and holds no run; move it, or choose another --out."
+            )
         shutil.rmtree(folder)
     folder.with_suffix(".log").unlink(missing_ok=True)
 
@@ -107,11 +117,14 @@ def circumstances() -> dict[str, Any]:
     cpu = platform.processor() or "unknown"
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+        cpu = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu
+        )
     hardware: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count()}
     if torch.cuda.is_available():
         hardware["gpu"] = torch.cuda.get_device_name()
-    with suppress(OSError):  # eight digits of a number drawn when the system started tell machines of one kind apart
+    # eight digits of a number drawn when the system started tell machines of one kind apart
+    with suppress(OSError):
         hardware["machine"] = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     versions = {
         "python": platform.python_version(),
@@ -134,7 +147,9 @@ def _commit() -> str:
         return given
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

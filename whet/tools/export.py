@@ -36,7 +36,12 @@ from whet.run import CHECKPOINTS, CONFIG, best_weights, read_metrics
 from whet.text import printable
 
 MODEL_FILES = (
-    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "model*.safetensors",
+        "model.safetensors.index.json",
+    ),
     *("adapter_config.json", "adapter_model.safetensors", "LICENSE*", "NOTICE*"),
 )
 TOKENIZER_FILES = (
@@ -44,13 +49,17 @@ TOKENIZER_FILES = (
     *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
     *("chat_template.json", "*.jinja", "additional_chat_templates/*.jinja"),
 )
-DATA_FILES = frozenset({".jsonl", ".json", ".parquet", ".csv", ".toml", ".txt", ".safetensors", ".gguf"})
+DATA_FILES = frozenset(
+    {".jsonl", ".json", ".parquet", ".csv", ".toml", ".txt", ".safetensors", ".gguf"}
+)
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+_-]{0,60}")
 _STEP = re.compile(r"step_(\d+)")
 
 
-def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "") -> Path:
+def export_model(
+    source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = ""
+) -> Path:
     """Writes `out`, whole or not at all; with `push` ("org/name") uploads it too.
 
     `drafter` is "vllm" or "sglang", and then the model must have one; if empty, any drafter is exported for vllm.
@@ -60,11 +69,15 @@ def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str =
     folder, run = find_source(source)
     base = base_name(folder) if is_peft_folder(folder) else ""  # of adapters
     if merge and not base:
-        raise WhetError(f"{folder} holds full weights and no adapters, so there is nothing to merge.")
+        raise WhetError(
+            f"{folder} holds full weights and no adapters, so there is nothing to merge."
+        )
     if drafter:
         check_engine(drafter)
         if not (folder / FOLDER).is_dir():
-            raise WhetError(f"{folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
+            raise WhetError(
+                f"{folder} holds no {FOLDER}/: it comes from a run that drafts with eagle."
+            )
     if push:
         _check_push(push, "" if merge else base)
     with files.preparing(out) as tmp:
@@ -75,9 +88,15 @@ def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str =
         if (beside := folder / FOLDER).is_dir():
             for path in (beside, *beside.iterdir()):
                 _refuse_outside(folder, path)
-            files.write_into(tmp, lambda target: copy_drafter(beside, target / FOLDER, engine=drafter or "vllm"))
+            files.write_into(
+                tmp, lambda target: copy_drafter(beside, target / FOLDER, engine=drafter or "vllm")
+            )
         facts = _facts(folder, run, base, tmp)
-        facts |= {"title": out.resolve().name, "adapter": bool(base) and not merge, "repository": push}
+        facts |= {
+            "title": out.resolve().name,
+            "adapter": bool(base) and not merge,
+            "repository": push,
+        }
         files.write_text(tmp / "README.md", model_card(CardFacts(**facts)))
     if push:
         _push(out, push)
@@ -90,15 +109,19 @@ def find_source(path: Path) -> tuple[Path, Path | None]:
     folder = best_weights(path) if is_run else path
     if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
         raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
-    beside, above = path.resolve().parent, path.resolve().parent.parent
+    beside = path.resolve().parent
+    above = path.resolve().parent.parent
     above_is_run = beside.name == CHECKPOINTS and (above / CONFIG).is_file()
     run = path if is_run else above if above_is_run else None
     if not folder.is_dir():
         raise WhetError(f"There is no run, checkpoint or model folder at {path}.")
     adapter = "adapter_" if is_peft_folder(folder) else ""
-    settings, weights = f"{adapter}config.json", f"{adapter}model"
+    settings = f"{adapter}config.json"
+    weights = f"{adapter}model"
     if not (folder / settings).is_file() or not any(folder.glob(f"{weights}*.safetensors")):
-        raise WhetError(f"{folder} is no model folder: it wants {settings} and {weights}.safetensors.")
+        raise WhetError(
+            f"{folder} is no model folder: it wants {settings} and {weights}.safetensors."
+        )
     return folder, run
 
 
@@ -118,8 +141,11 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 def _refuse_outside(source: Path, path: Path) -> None:
     """A model folder of unknown origin must not add files of this machine to what is shared."""
-    folder, target = source.resolve(), path.resolve()
-    homes = [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
+    folder = source.resolve()
+    target = path.resolve()
+    homes = (
+        [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
+    )
     if not any(target.is_relative_to(home) for home in homes):
         raise WhetError(
             f"{path} is a link to {target}, outside the model folder; nothing is exported: put the file itself there."
@@ -149,13 +175,18 @@ def merge_adapters(base: Path, adapter: Path, precision: torch.dtype, dtype: tor
 
 def _facts(folder: Path, run: Path | None, base: str, written: Path) -> dict[str, Any]:
     """What the files tell about a model, for its card; `written` is its export."""
-    facts: dict[str, Any] = {"chat": any((written / f"chat_template.{end}").is_file() for end in ("jinja", "json"))}
+    facts: dict[str, Any] = {
+        "chat": any((written / f"chat_template.{end}").is_file() for end in ("jinja", "json"))
+    }
     with suppress(OSError, ValueError, AttributeError):
-        facts["chat"] |= bool(json.loads((written / "tokenizer_config.json").read_bytes()).get("chat_template"))
+        facts["chat"] |= bool(
+            json.loads((written / "tokenizer_config.json").read_bytes()).get("chat_template")
+        )
     if run is not None:
         if step := _STEP.fullmatch(folder.resolve().name):
             facts["step"] = int(step[1])
-        with suppress(WhetError):  # a recipe that this version cannot read does not prevent an export
+        # a recipe that this version cannot read does not prevent an export
+        with suppress(WhetError):
             settings = load_config(run / CONFIG)
             base = base or settings.model.name
             facts |= {"rows": read_metrics(run), "settings": settings}
@@ -208,9 +239,13 @@ def _push(folder: Path, name: str) -> None:
         response = error.response if isinstance(error, HfHubHTTPError) else None
         status = response.status_code if response is not None else None
         if isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
-            raise WhetError(f"{kept}: run `hf auth login` with a token that may write there.") from error
+            raise WhetError(
+                f"{kept}: run `hf auth login` with a token that may write there."
+            ) from error
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WhetError(f"{kept}: {first.rstrip('.')}; `hf upload {name} {folder}` tries again.") from error
+        raise WhetError(
+            f"{kept}: {first.rstrip('.')}; `hf upload {name} {folder}` tries again."
+        ) from error
 
 
 # ---- the model card, from given facts: no file is touched here
@@ -227,7 +262,8 @@ class CardFacts:
     title: str
     adapter: bool  # a peft folder, to be loaded on top of its base
     chat: bool  # the tokenizer has a chat template
-    base: str = ""  # as the recipe or the adapter names it: a hub name or a folder; empty if unknown
+    # as the recipe or the adapter names it: a hub name or a folder; empty if unknown
+    base: str = ""
     base_on_hub: str = ""  # the hub name of the base, if it has one
     license: str = ""  # of the base; if empty it is left out, because it is not ours to choose
     settings: config.Config | None = None
@@ -237,7 +273,13 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    parts = [_front_matter(facts), f"# {escape(facts.title)}", _summary(facts), _evaluations(facts), _usage(facts)]
+    parts = [
+        _front_matter(facts),
+        f"# {escape(facts.title)}",
+        _summary(facts),
+        _evaluations(facts),
+        _usage(facts),
+    ]
     if facts.settings is not None:
         recipe = _fenced(printable(public_recipe(facts.settings)).rstrip("\n"), "toml")
         parts.append(f"<details><summary>The recipe</summary>\n\n{recipe}\n\n</details>")
@@ -279,7 +321,9 @@ def public_recipe(settings: config.Config) -> str:
             return [clean(key, item) for item in value]
         if not isinstance(value, str):
             return value
-        if key in ("name", "path", "data_folder") or re.match(r"(?:[/~\\]|[A-Za-z]:[/\\]|\w+://)\S*$", value):
+        if key in ("name", "path", "data_folder") or re.match(
+            r"(?:[/~\\]|[A-Za-z]:[/\\]|\w+://)\S*$", value
+        ):
             return short_name(value)
         return value.replace(home, "~") if len(home) > 1 else value
 
@@ -295,7 +339,11 @@ def license_of(readme: str) -> str:
 def front_matter_value(readme: str, key: str) -> str:
     """A plain one-line value; YAML that is more than that is ignored."""
     block = re.match(r"---\r?\n(.*?)\r?\n---", readme, re.DOTALL)
-    line = re.search(rf"^{re.escape(key)}:[ \t]*([^\r\n]+)$", block[1], re.MULTILINE) if block else None
+    line = (
+        re.search(rf"^{re.escape(key)}:[ \t]*([^\r\n]+)$", block[1], re.MULTILINE)
+        if block
+        else None
+    )
     return line[1].strip().strip("\"'") if line else ""
 
 
@@ -306,14 +354,18 @@ def _front_matter(facts: CardFacts) -> str:
         tags += ["reinforcement-learning", facts.settings.learn.estimator.replace("_", "-")]
     if facts.adapter:
         tags.append("lora")
-    lines = [f"library_name: {'peft' if facts.adapter else 'transformers'}", "pipeline_tag: text-generation"]
+    lines = [
+        f"library_name: {'peft' if facts.adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+    ]
     lines += [f"base_model: {json.dumps(facts.base_on_hub)}"] if facts.base_on_hub else []
     lines += [f"license: {json.dumps(facts.license)}"] if facts.license else []
     return "\n".join(["---", *lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
 
 
 def _summary(facts: CardFacts) -> str:
-    base, s = escape(facts.base_on_hub or short_name(facts.base)), facts.settings
+    base = escape(facts.base_on_hub or short_name(facts.base))
+    s = facts.settings
     if s is None:
         return f"Exported by whet{f'; base model {base}' if base else ''}."
     what = f"LoRA adapters of rank {s.model.lora.rank}" if s.model.lora.rank else "all weights"
@@ -355,13 +407,16 @@ def _evaluations(facts: CardFacts) -> str:
         if points := evaluations(facts.rows, name):
             best = max(points, key=lambda point: (point.accuracy, -point.step))
             here = next((point for point in points if point.step == facts.step), None)
-            lines.append(f"| {escape(name)} | {' | '.join(map(cell, (points[0], best, points[-1], here)))} |")
+            lines.append(
+                f"| {escape(name)} | {' | '.join(map(cell, (points[0], best, points[-1], here)))} |"
+            )
     return "\n".join(lines) if lines[2:] else ""
 
 
 def _usage(facts: CardFacts) -> str:
     where = json.dumps(facts.repository or ".")
-    kind, imports = "AutoModelForCausalLM", "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    kind = "AutoModelForCausalLM"
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if facts.adapter:
         kind = "AutoPeftModelForCausalLM"
         imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"

@@ -24,12 +24,15 @@ from whet.types import Rollout
 ROUNDS = 2000  # of the fixed point at most; it is slow only where the fit hardly matters
 TOLERANCE = 1e-6  # the fixed point ends when a round moves a + b by no more than this share
 LARGEST = 1e3  # a + b from which the prompts do not differ and the beta-binomial is a binomial
-MISFIT = 0.05  # a fit that misses the counted share at n by more than this, and by more than noise, is not used
+# a fit that misses the counted share at n by more than this, and by more than noise, is not used
+MISFIT = 0.05
 LOST = 0.02  # share of the right responses that a suggested limit may lose
-CUT = 0.1  # share of all responses that it may cut: a response that is cut shows only that it was long
+# share of all responses that it may cut: a response that is cut shows only that it was long
+CUT = 0.1
 ENOUGH = 20  # right responses that are needed to suggest a limit
 RESAMPLES = 1000
-PARTS, PLAYS = 10, 20  # cures is played with a tenth of the prompts per update; plays of the sample itself
+# cures is played with a tenth of the prompts per update; plays of the sample itself
+PARTS, PLAYS = 10, 20
 TAU = 0.1  # the default of curriculum.cures.tau
 SEED = 20_000
 
@@ -44,7 +47,8 @@ def mixed(right: np.ndarray, judged: np.ndarray, size: int) -> np.ndarray:
     >>> mixed(np.array([0, 1, 4]), np.array([8, 8, 8]), 4).round(4).tolist()
     [0.0, 0.5, 0.9714]
     """
-    right, judged = np.asarray(right, np.float64), np.asarray(judged, np.float64)
+    right = np.asarray(right, np.float64)
+    judged = np.asarray(judged, np.float64)
     shares = np.ones_like(judged)
     for part in (right, judged - right):
         # C(part, m) / C(n, m) = product over j < m of (part - j) / (n - j)
@@ -66,7 +70,8 @@ class Beta(NamedTuple):
         0.6
         """
         j = np.arange(size)
-        a, b = np.asarray(self.a)[..., None], np.asarray(self.b)[..., None]
+        a = np.asarray(self.a)[..., None]
+        b = np.asarray(self.b)[..., None]
         right, wrong = (np.prod((shape + j) / (a + b + j), axis=-1) for shape in (a, b))
         return 1.0 - right - wrong
 
@@ -79,20 +84,26 @@ def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None =
     L, where K_j, L_j and M_j count the prompts with more than j right, wrong and judged rollouts. `weights` (W, P) fits
     many resamples at once.
     """
-    right, judged = np.asarray(right), np.asarray(judged)
+    right = np.asarray(right)
+    judged = np.asarray(judged)
     weights = np.ones((1, right.size)) if weights is None else weights
     j = np.arange(int(judged.max()))
-    hits, misses, seen = (weights @ (counts[:, None] > j) for counts in (right, judged - right, judged))
-    a, b = np.full(len(weights), np.nan), np.full(len(weights), np.nan)
+    hits, misses, seen = (
+        weights @ (counts[:, None] > j) for counts in (right, judged - right, judged)
+    )
+    a = np.full(len(weights), np.nan)
+    b = np.full(len(weights), np.nan)
     going = np.flatnonzero((hits[:, 0] > 0) & (misses[:, 0] > 0))
     a[going] = b[going] = 1.0
     for _ in range(ROUNDS):
-        old_a, old_b = a[going, None], b[going, None]
+        old_a = a[going, None]
+        old_b = b[going, None]
         total = (seen[going] / (old_a + old_b + j)).sum(axis=1)
         new_a = old_a[:, 0] * (hits[going] / (old_a + j)).sum(axis=1) / total
         new_b = old_b[:, 0] * (misses[going] / (old_b + j)).sum(axis=1) / total
         scale = np.minimum(1.0, LARGEST / (new_a + new_b))
-        a[going], b[going] = new_a * scale, new_b * scale
+        a[going] = new_a * scale
+        b[going] = new_b * scale
         moved = np.abs(a[going] - old_a[:, 0]) + np.abs(b[going] - old_b[:, 0])
         going = going[moved > TOLERANCE * (a[going] + b[going])]
         if not going.size:
@@ -107,8 +118,11 @@ class SignalCurve:
     """
 
     def __init__(self, right: np.ndarray, judged: np.ndarray, weights: np.ndarray):
-        self.right, self.judged, self.weights = right, judged, weights
-        self.n = int(np.sort(judged)[judged.size // 2])  # at least half of the prompts have so many judged rollouts
+        self.right = right
+        self.judged = judged
+        self.weights = weights
+        # at least half of the prompts have so many judged rollouts
+        self.n = int(np.sort(judged)[judged.size // 2])
 
     def counted(self, size: int) -> np.ndarray:
         return weighted_mean(mixed(self.right, self.judged, size), self.weights)
@@ -123,7 +137,8 @@ class SignalCurve:
             return counted, "counted"
         if self._fit is None:
             return counted, "at least"
-        return np.fmax(self._fit.mixed(size), counted), "fitted"  # a resample without a fit keeps what was counted
+        # a resample without a fit keeps what was counted
+        return np.fmax(self._fit.mixed(size), counted), "fitted"
 
     @cached_property
     def _fit(self) -> Beta | None:
@@ -140,7 +155,9 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Mean over the prompts that have a value, for each row of weights; 0 where no weight is left."""
     known = np.isfinite(values)
     total = weights[:, known].sum(axis=1)
-    return np.divide(weights[:, known] @ values[known], total, out=np.zeros(len(weights)), where=total > 0)
+    return np.divide(
+        weights[:, known] @ values[known], total, out=np.zeros(len(weights)), where=total > 0
+    )
 
 
 # ---- lengths
@@ -173,19 +190,28 @@ def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
     for kind in ("all", "right", "wrong"):
         if lengths := [r.length for r in rollouts if kind in ("all", r.verdict)]:
             p50, p90, p99 = map(float, np.percentile(lengths, (50, 90, 99)))
-            rows.append(ResponseLengths(kind, len(lengths), float(np.mean(lengths)), p50, p90, p99, max(lengths)))
+            rows.append(
+                ResponseLengths(
+                    kind, len(lengths), float(np.mean(lengths)), p50, p90, p99, max(lengths)
+                )
+            )
     return rows
 
 
 def limit_rows(rollouts: Sequence[Rollout], limit: int, parts: int = 8) -> list[Limit]:
     """Every eighth of the limit up to it; nothing is known beyond."""
-    return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / parts) for i in range(1, parts + 1)})]
+    return [
+        limit_row(rollouts, at)
+        for at in sorted({math.ceil(limit * i / parts) for i in range(1, parts + 1)})
+    ]
 
 
 def limit_row(rollouts: Sequence[Rollout], limit: int) -> Limit:
     """A response of exactly `limit` tokens is cut only if it did not end there by itself."""
     lengths = np.array([r.length for r in rollouts])
-    cut = (lengths > limit) | ((lengths == limit) & np.array([r.finish == "length" for r in rollouts]))
+    cut = (lengths > limit) | (
+        (lengths == limit) & np.array([r.finish == "length" for r in rollouts])
+    )
     right = np.array([r.verdict == "right" for r in rollouts])
     return Limit(
         limit=limit,
@@ -203,7 +229,9 @@ def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
     if sum(r.verdict == "right" for r in rollouts) < ENOUGH:
         return None
     rows = limit_rows(rollouts, limit, 64)
-    return next((row.limit for row in rows if (row.right_lost or 0.0) < LOST and row.cut <= CUT), limit)
+    return next(
+        (row.limit for row in rows if (row.right_lost or 0.0) < LOST and row.cut <= CUT), limit
+    )
 
 
 # ---- spending
@@ -237,7 +265,8 @@ class Estimate:
     @staticmethod
     def of(samples: np.ndarray) -> Estimate:
         """The first sample is the value; the range covers it and 95% of the others, which are its resamples."""
-        value, rest = float(samples[0]), np.sort(samples[1:])
+        value = float(samples[0])
+        rest = np.sort(samples[1:])
         tail = (1.0 - 0.95) / 2.0
         low = float(rest[math.floor(tail * (rest.size - 1))])
         high = float(rest[math.ceil((1.0 - tail) * (rest.size - 1))])
@@ -259,7 +288,9 @@ class Spending:
 
 def resamples(prompts: int) -> np.ndarray:
     """Weights of the prompts: equal in the first row, then how often each was drawn in a bootstrap."""
-    drawn = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1.0 / prompts), size=RESAMPLES)
+    drawn = np.random.default_rng(SEED).multinomial(
+        prompts, np.full(prompts, 1.0 / prompts), size=RESAMPLES
+    )
     return np.vstack([np.ones(prompts), drawn])
 
 
@@ -268,7 +299,8 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
     weights = curve.weights
     length = weighted_mean(lengths, weights)
     useful = _inverse(curve.at(group)[0])
-    whole, base = np.full_like(useful, group), group * useful * length
+    whole = np.full_like(useful, group)
+    base = group * useful * length
     ways = [
         ("uniform", 0, useful, group * useful, base, group * useful),
         ("dapo", 0, useful, group * useful, base, whole),
@@ -276,14 +308,20 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
     for screen in range(2, min(curve.n, group - 1) + 1):
         accepted = mixed(curve.right, curve.judged, screen)
         taken = _inverse(weighted_mean(accepted, weights))
-        go_on = weighted_mean(accepted * lengths, weights) * np.where(np.isfinite(taken), taken, 0.0)
+        go_on = weighted_mean(accepted * lengths, weights) * np.where(
+            np.isfinite(taken), taken, 0.0
+        )
         tokens = screen * taken * length + (group - screen) * go_on
         ways.append(("speed", screen, taken, screen * taken + group - screen, tokens, whole))
     found = []
     for curriculum, screen, prompts, rollouts, tokens, trained in ways:
         both = np.isfinite(tokens) & np.isfinite(base)
         saving = np.divide(base, tokens, out=np.ones_like(base), where=both)
-        found.append(Spending(curriculum, screen, *map(Estimate.of, (prompts, rollouts, tokens, trained, saving))))
+        found.append(
+            Spending(
+                curriculum, screen, *map(Estimate.of, (prompts, rollouts, tokens, trained, saving))
+            )
+        )
     return found
 
 
@@ -295,7 +333,13 @@ class CuresPlay(NamedTuple):
 
 
 def play_cures(
-    rates: np.ndarray, lengths: np.ndarray, groups: int, rollouts: int, updates: int, tau: float, seed: int
+    rates: np.ndarray,
+    lengths: np.ndarray,
+    groups: int,
+    rollouts: int,
+    updates: int,
+    tau: float,
+    seed: int,
 ) -> CuresPlay:
     """What cures would generate where prompts have these pass rates and mean lengths, and none of them moves.
 
@@ -303,7 +347,10 @@ def play_cures(
     rollouts in proportion to sqrt(m (1 - m)), at least 2 (arXiv 2510.01037, eqs. 14, 20, 22; the rule of `cures.py`).
     """
     rng = np.random.default_rng(seed)
-    right, judged, tokens, useful = np.zeros(len(rates)), np.zeros(len(rates)), 0.0, 0
+    right = np.zeros(len(rates))
+    judged = np.zeros(len(rates))
+    tokens = 0.0
+    useful = 0
     for _ in range(updates):
         means = (1 + right) / (2 + judged)
         chances = np.exp((sigma_of(means) - 0.5) / tau)
@@ -326,11 +373,15 @@ def cures_spending(
     def play(weights: np.ndarray, seed: int) -> CuresPlay:
         places = np.repeat(np.arange(right.size), weights.astype(int))
         rates = (right / judged)[places]
-        return play_cures(rates, lengths[places], groups, group, 2 * right.size // groups, TAU, seed)
+        return play_cures(
+            rates, lengths[places], groups, group, 2 * right.size // groups, TAU, seed
+        )
 
     drawn = resamples(right.size)
     mean = np.mean([play(drawn[0], seed) for seed in range(PLAYS)], axis=0)
-    costs = np.array([mean, *(play(row, seed) for seed, row in enumerate(drawn[1 : PLAYS * PARTS], PLAYS))])
+    costs = np.array(
+        [mean, *(play(row, seed) for seed, row in enumerate(drawn[1 : PLAYS * PARTS], PLAYS))]
+    )
     prompts, rollouts, tokens = (costs[:, i] * _inverse(costs[:, 3]) for i in range(3))
     known = np.isfinite(tokens) & math.isfinite(uniform.tokens.value)
     saving = np.divide(uniform.tokens.value, tokens, out=np.ones_like(tokens), where=known)

@@ -45,7 +45,9 @@ def eval_entries(data: Sequence[str], **common: Any) -> list[dict[str, Any]]:
     given = {key: value for key, value in common.items() if value is not None}
     if given and not data:
         flag = next(iter(given)).replace("_", "-")
-        raise WhetError(f"--{flag} goes with --data; the sets of a recipe have their own (--set eval.0.n=8).")
+        raise WhetError(
+            f"--{flag} goes with --data; the sets of a recipe have their own (--set eval.0.n=8)."
+        )
     return [{"path": path, **given} for path in data]
 
 
@@ -65,21 +67,30 @@ def evaluate_model(
     `draft`: a second time with speculation, on problems that were never trained on.
     """
     folder, own_recipe = weights_of(model)
-    source, changes = recipe or own_recipe, dict[str, Any]()
-    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
+    source = recipe or own_recipe
+    changes = dict[str, Any]()
+    # other problems than those of the recipe, so the context is derived from their prompts
+    if entries:
         changes = {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
         sets = ["rollout.context=0", *sets]
     elif source is None:
-        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
+        raise WhetError(
+            f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe."
+        )
     settings = _settings(folder, source, changes, sets)
     if not settings.eval:
-        raise WhetError(f"{source} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
+        raise WhetError(
+            f"{source} holds no [[eval]] section, so there is nothing to evaluate; name it with --data."
+        )
     plan = check_run(settings, training=False)
-    settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
+    settings = choose_drafters(plan.settings, wanted=draft)
+    problems = plan.problems
     if draft:
-        own = not entries and recipe is None  # the problems are those of the run, trained ones and others
+        # the problems are those of the run, trained ones and others
+        own = not entries and recipe is None
         problems = leave_out_trained(problems, None if own else model, say)
-    metrics, rows = dict[str, float](), list[dict[str, Any]]()
+    metrics = dict[str, float]()
+    rows = list[dict[str, Any]]()
 
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
@@ -94,7 +105,9 @@ def evaluate_model(
             if draft:
                 metrics |= evaluate_twice(eval_set, actor, seen, on_progress=at)
             else:
-                metrics |= evaluate(eval_set, actor.engine, actor.judge, seen, on_progress=at, full=True)
+                metrics |= evaluate(
+                    eval_set, actor.engine, actor.judge, seen, on_progress=at, full=True
+                )
     if out is not None:
         _keep(out, "eval.json", {"model": settings.model.name, **metrics}, rows)
     return metrics
@@ -117,7 +130,11 @@ def probe_model(
     """Makes n rollouts for each of some training prompts, and reports what they mean for training on them."""
     folder, own_recipe = weights_of(model)
     changes = {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
-    limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
+    limits = [
+        f"rollout.max_tokens={max_tokens}",
+        f"rollout.temperature={temperature}",
+        "rollout.context=0",
+    ]
     plan = check_run(_settings(folder, own_recipe, changes, [*limits, *sets]))
     table = plan.problems.train
     rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
@@ -142,10 +159,14 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     return model, beside if folder.is_dir() and beside.is_file() else None
 
 
-def _settings(folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]) -> config.Config:
+def _settings(
+    folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]
+) -> config.Config:
     """The recipe with other tables, on the weights of a folder, and with the drafter that lies beside them."""
     tree = {**(read_toml(find_recipe(source)) if source else {}), **changes}
-    return load_config(None, [f"model.name={json.dumps(folder)}", 'draft.eagle=""', *sets], base=tree)
+    return load_config(
+        None, [f"model.name={json.dumps(folder)}", 'draft.eagle=""', *sets], base=tree
+    )
 
 
 @contextmanager
@@ -160,7 +181,9 @@ def _loaded(model: str, plan: RunPlan, say: Say) -> Iterator[Actor]:
         yield actor
 
 
-def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+def _keep(
+    out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
     files.write_text(out / name, json.dumps(result, indent=2) + "\n")
     files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -180,9 +203,12 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     drafters: tuple[str, ...] = settings.draft.drafters
     if wanted:
         if settings.rollout.engine != "native":
-            raise WhetError('--draft measures the native engine; add --set rollout.engine="native", or leave --draft.')
+            raise WhetError(
+                '--draft measures the native engine; add --set rollout.engine="native", or leave --draft.'
+            )
         for number, entry in enumerate(settings.eval):
-            if entry.top_p < 1:  # a draft is checked against the whole distribution, which top-p cuts
+            # a draft is checked against the whole distribution, which top-p cuts
+            if entry.top_p < 1:
                 raise WhetError(
                     f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
                     f"set eval.{number}.top_p=1, or leave --draft."
@@ -216,18 +242,27 @@ def leave_out_trained(problems: Problems, model: str | None, say: Say) -> Proble
         except WhetError as error:
             say(f"Whether the run was trained on these problems is not known: {error}")
             return problems
-    keys, evals = set(map(problem_key, trained.train.problems)), {}
+    keys = set(map(problem_key, trained.train.problems))
+    evals = {}
     for name, prompts in problems.evals.items():
         evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)
         if not evals[name]:
-            raise WhetError(f"All problems of {name} were trained on, so they tell nothing about drafts; take others.")
+            raise WhetError(
+                f"All problems of {name} were trained on, so they tell nothing about drafts; take others."
+            )
         if left_out := len(prompts) - len(evals[name]):
-            say(f"{left_out:,} of the {len(prompts):,} problems of {name} were trained on and are left out.")
+            say(
+                f"{left_out:,} of the {len(prompts):,} problems of {name} were trained on and are left out."
+            )
     return replace(problems, evals=evals)
 
 
 def evaluate_twice(
-    eval_set: EvalSet, actor: Actor, seen: Seen, *, on_progress: OnProgress = lambda done, total: None
+    eval_set: EvalSet,
+    actor: Actor,
+    seen: Seen,
+    *,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, float]:
     """`eval_metrics` of the plain pass, whose responses go to `seen`, and eval/NAME/draft/MEASURE:
 
@@ -241,13 +276,17 @@ def evaluate_twice(
     engine = actor.engine
     assert isinstance(engine, LocalEngine)
 
-    def measure(show: Seen) -> tuple[dict[str, float], dict[str, float], float, dict[Key, np.ndarray]]:
+    def measure(
+        show: Seen,
+    ) -> tuple[dict[str, float], dict[str, float], float, dict[Key, np.ndarray]]:
         """(what was evaluated, what the engine counted meanwhile, tokens per second, what was written)."""
         wrote: dict[Key, np.ndarray] = {}
 
         def watch(judged: Sequence[Rollout]) -> None:
             show(judged)
-            wrote.update((rollout.key, rollout.trace.ids) for rollout in judged if rollout.trace is not None)
+            wrote.update(
+                (rollout.key, rollout.trace.ids) for rollout in judged if rollout.trace is not None
+            )
 
         engine.stats()  # resets the counts
         metrics = evaluate(eval_set, engine, actor.judge, watch, on_progress=on_progress, full=True)
@@ -255,11 +294,14 @@ def evaluate_twice(
         return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9), wrote
 
     # The same engine without speculation. It still keeps the hidden states that eagle needs: one write per token.
-    held, engine.speculation = engine.speculation, None
+    held = engine.speculation
+    engine.speculation = None
     try:
         # One rollout first, so that the plain pass does not pay for what both passes use: kernels and graphs.
         prompt = eval_set.prompts[0].id
-        engine.generate([Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")])
+        engine.generate(
+            [Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")]
+        )
         metrics, _, plain_rate, plain = measure(seen)
     finally:
         engine.speculation = held
@@ -269,8 +311,13 @@ def evaluate_twice(
         "tokens_per_s": drafted_rate,
         "rollouts": float(len(plain)),
         "differ": float(sum(not np.array_equal(ids, drafted[key]) for key, ids in plain.items())),
-        **{key.removeprefix("draft/"): value for key, value in stats.items() if key.startswith("draft/")},
+        **{
+            key.removeprefix("draft/"): value
+            for key, value in stats.items()
+            if key.startswith("draft/")
+        },
     }
-    if (key := f"eval/{eval_set.name}/accuracy") in again:  # it is left out where most responses have no verdict
+    # it is left out where most responses have no verdict
+    if (key := f"eval/{eval_set.name}/accuracy") in again:
         found["drafted_accuracy"] = again[key]
     return metrics | {f"eval/{eval_set.name}/draft/{name}": value for name, value in found.items()}

@@ -59,8 +59,12 @@ def prepare_file(
     table = task.prompts("train", 0)
     rates = read_pass_rates(pass_rates) if pass_rates else {}
     if pass_rates and not any(prompt_id in rates for prompt_id in table.ids):
-        raise WhetError(f"None of the {len(rates):,} prompts of {pass_rates} is in {task.origin}; probe this data.")
-    held_out = {name: _read(config.Eval(path=name), folder).prompts("eval", 0).problems for name in against}
+        raise WhetError(
+            f"None of the {len(rates):,} prompts of {pass_rates} is in {task.origin}; probe this data."
+        )
+    held_out = {
+        name: _read(config.Eval(path=name), folder).prompts("eval", 0).problems for name in against
+    }
     sets = {name: set(map(problem_key, problems)) for name, problems in held_out.items()}
     judged = not entry.reward and "answer" in task.columns
 
@@ -69,7 +73,10 @@ def prepare_file(
         return not judged or answer_score(task, prompt) == 1.0
 
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
-    files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
+    files.write_text(
+        out,
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)),
+    )
     return [("from", task.origin), *report, ("written to", str(out))]
 
 
@@ -88,12 +95,15 @@ def prepare(
     """
     keys = [problem_key(problem) for problem in table.problems]
     fit = [usable(prompt) for prompt in table]
-    contradicted = _contradicted((key, table.answers[row]) for row, key in enumerate(keys) if fit[row])
+    contradicted = _contradicted(
+        (key, table.answers[row]) for row, key in enumerate(keys) if fit[row]
+    )
     seen: set[int] = set()
     left_out: Counter[str] = Counter()
     kept = []
     for row, key in enumerate(keys):
-        rate, held_in = rates.get(table.ids[row]), next((name for name, held in against.items() if key in held), "")
+        rate = rates.get(table.ids[row])
+        held_in = next((name for name, held in against.items() if key in held), "")
         rules = {
             "answer that no response could match": not fit[row],
             "same problem with another answer": key in contradicted,
@@ -108,19 +118,28 @@ def prepare(
             kept.append(row)
         if fit[row]:
             seen.add(key)
-    report = [("problems", f"{len(table):,}"), *((f"left out: {why}", f"{n:,}") for why, n in left_out.most_common())]
+    report = [
+        ("problems", f"{len(table):,}"),
+        *((f"left out: {why}", f"{n:,}") for why, n in left_out.most_common()),
+    ]
     if not kept:
         raise WhetError(
             f"Nothing is left of {len(table):,} problems: {'; '.join(f'{n:,} {w}' for w, n in left_out.items())}."
         )
     if rates:
-        report.append(("kept without a pass rate", f"{sum(table.ids[row] not in rates for row in kept):,}"))
+        report.append(
+            ("kept without a pass rate", f"{sum(table.ids[row] not in rates for row in kept):,}")
+        )
     strata = _strata(table, kept, rates)
     if 0 < size < len(kept):
         kept = stratified(kept, strata, size, seed)
         report.append(("left out: not in the sample", f"{len(strata) - size:,}"))
         strata = _strata(table, kept, rates)
-    shares = [(f"kept: {stratum}", f"{n:,}") for stratum, n in sorted(Counter(strata).items())[:20] if stratum]
+    shares = [
+        (f"kept: {stratum}", f"{n:,}")
+        for stratum, n in sorted(Counter(strata).items())[:20]
+        if stratum
+    ]
     return kept, [*report, ("kept", f"{len(kept):,}"), *shares]
 
 
@@ -135,7 +154,9 @@ def stratified(rows: Sequence[int], strata: Sequence[Hashable], size: int, seed:
         members[stratum].append(row)
     shares = largest_remainder([len(some) for some in members.values()], size)
     rng = np.random.default_rng(seed)
-    chosen = [rng.choice(some, n, replace=False) for some, n in zip(members.values(), shares, strict=True)]
+    chosen = [
+        rng.choice(some, n, replace=False) for some, n in zip(members.values(), shares, strict=True)
+    ]
     return sorted(int(row) for some in chosen for row in some)
 
 
@@ -149,7 +170,10 @@ def read_pass_rates(path: Path) -> dict[str, float]:
             "or be the responses of a probe."
         )
     # An evaluation names its prompts eval:SET:ID.
-    ids = [name.split(":", 2)[-1] if name.startswith("eval:") else name for name in map(str, sheet.column(names))]
+    ids = [
+        name.split(":", 2)[-1] if name.startswith("eval:") else name
+        for name in map(str, sheet.column(names))
+    ]
     if "pass_rate" in sheet.names:
         rates = sheet.column("pass_rate")
         for row, rate in enumerate(rates):
@@ -168,8 +192,12 @@ def read_pass_rates(path: Path) -> dict[str, float]:
 def _read(entry: config.ProblemSettings, folder: str) -> TextTask:
     """Build the task without math-verify: no formula is compared here."""
     if entry.kind in TASKS.keys() - READS_DATA:
-        raise WhetError(f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data.")
-    task = build_task(entry.model_copy(update={"options": {**entry.options, "matcher": "exact"}}), folder=folder)
+        raise WhetError(
+            f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data."
+        )
+    task = build_task(
+        entry.model_copy(update={"options": {**entry.options, "matcher": "exact"}}), folder=folder
+    )
     assert isinstance(task, TextTask)
     return task
 
@@ -194,12 +222,16 @@ def _strata(table: PromptTable, rows: Sequence[int], rates: Mapping[str, float])
     strata = []
     for rate in (rates.get(table.ids[row]) for row in rows):
         low = min(int((rate or 0.0) * BINS), BINS - 1)
-        name = "no pass rate" if rate is None else f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
+        name = (
+            "no pass rate" if rate is None else f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
+        )
         strata.append(name if rates else "")
     return strata
 
 
-def _records(task: TextTask, rows: Sequence[int], rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def _records(
+    task: TextTask, rows: Sequence[int], rates: Mapping[str, float]
+) -> Iterator[dict[str, Any]]:
     """Rows that read back as the same prompts: ids of the data are written, hashes are found again."""
     table = task.prompts("train", 0)
     worked = task.solutions(np.random.default_rng(0), task.worked) if task.worked else []

@@ -28,7 +28,8 @@ from whet.tools import forecast
 from whet.tools.forecast import CUT, Estimate, Spending
 from whet.types import Prompt, Request, Rollout, Sampling
 
-FINE = 10  # rollouts per prompt up to which each count has its own bar; beyond, pass rates fall into eighths
+# rollouts per prompt up to which each count has its own bar; beyond, pass rates fall into eighths
+FINE = 10
 SIZES = (2, 4, 8, 16, 32, 64)
 
 MOST = 0.7  # share of prompts with signal from which uniform wastes little
@@ -42,12 +43,19 @@ HELP = "easier prompts, a warm start on worked solutions ([[warm_start]]), or a 
 
 BAR = 40  # columns of the longest bar
 SCREENS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # N_init that get a line, besides the cheapest
-HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too little to extrapolate from"}
+HOW = {
+    "counted": "",
+    "fitted": "extrapolated",
+    "at least": "at least; too little to extrapolate from",
+}
 
 
 def probe_requests(prompts: Sequence[Prompt], n: int, sampling: Sampling) -> list[Request]:
     """Asks for n rollouts per prompt; group_id is the place of the prompt."""
-    return [Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe") for i, p in enumerate(prompts)]
+    return [
+        Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe")
+        for i, p in enumerate(prompts)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,8 @@ class ProbeReport:
     histogram: tuple[Bar, ...]
     lengths: tuple[forecast.ResponseLengths, ...]
     limits: tuple[forecast.Limit, ...]
-    enough: int | None  # the smallest limit that suffices (`forecast.enough`); None if too few responses are right
+    # the smallest limit that suffices (`forecast.enough`); None if too few responses are right
+    enough: int | None
     spendings: tuple[Spending, ...]
     suggestions: tuple[str, ...] = ()  # sentences
     recipe: str = ""  # TOML to paste; empty if nothing can be advised
@@ -105,12 +114,18 @@ def probe_report(
     # By prompt: rollouts that are right, judged, and all of them with their tokens.
     counted = [(r.group_id, r.verdict == "right", r.judged, 1, r.length) for r in rollouts]
     places, *columns = np.array(counted, dtype=np.int64).reshape(-1, 5).T
-    right, judged, seen, tokens = (np.bincount(places, column, len(prompts)).astype(int) for column in columns)
+    right, judged, seen, tokens = (
+        np.bincount(places, column, len(prompts)).astype(int) for column in columns
+    )
     lengths = tokens / np.maximum(seen, 1)
     known = judged >= 2
     if not known.any():
-        raise WhetError(f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; {MEND}.")
-    right, judged, lengths = right[known], judged[known], lengths[known]
+        raise WhetError(
+            f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; {MEND}."
+        )
+    right = right[known]
+    judged = judged[known]
+    lengths = lengths[known]
     curve = forecast.SignalCurve(right, judged, forecast.resamples(right.size))
     # Beyond twice what was counted no fit can be trusted, except that the wanted group is always shown.
     sizes = sorted({size for size in SIZES if size <= max(2 * curve.n, group)} | {curve.n, group})
@@ -181,10 +196,16 @@ def _finite(tree: Any) -> Any:
 
 def advise(report: ProbeReport) -> tuple[list[str], str]:
     """Sentences, and TOML to paste into a recipe."""
-    signal, best = report.signal(report.group), forecast.cheapest(report.spendings)
+    signal = report.signal(report.group)
+    best = forecast.cheapest(report.spendings)
     hopeless = signal.share.value == 0.0  # no group has both right and wrong rollouts
     # speed only if it is surely cheaper, and the share of useful groups is known, not only bounded from below.
-    if best is None or signal.how == "at least" or best.saving.low <= 1.0 or best.saving.value < WORTH:
+    if (
+        best is None
+        or signal.how == "at least"
+        or best.saving.low <= 1.0
+        or best.saving.value < WORTH
+    ):
         best = None
     found = [_why_hopeless(report)]
     if not hopeless:
@@ -195,7 +216,9 @@ def advise(report: ProbeReport) -> tuple[list[str], str]:
     if report.unjudged > UNJUDGED:
         found.append(f"{report.unjudged:.0%} of the responses were not judged; {MEND}.")
     if report.prompts < FEW:
-        found.append(f"{report.prompts} prompts are few: read the ranges, or probe with more --prompts.")
+        found.append(
+            f"{report.prompts} prompts are few: read the ranges, or probe with more --prompts."
+        )
     if hopeless:
         return found, ""
     name = "speed" if best is not None else "uniform" if signal.share.value >= MOST else "dapo"
@@ -215,7 +238,9 @@ def _why_hopeless(report: ProbeReport) -> str:
             "not see its answers."
         )
     if report.always.value == 1.0:
-        return "Every judged response was right: there is nothing to learn here; take harder prompts."
+        return (
+            "Every judged response was right: there is nothing to learn here; take harder prompts."
+        )
     return (
         "No prompt had both right and wrong responses: each is always or never solved. Take prompts in between, or "
         "probe with a larger --n."
@@ -241,7 +266,8 @@ def _about_curriculum(report: ProbeReport, best: Spending | None) -> str:
 
 
 def _about_screening(report: ProbeReport, best: Spending) -> str:
-    dapo, speeds = report.spending("dapo"), [s for s in report.spendings if s.curriculum == "speed"]
+    dapo = report.spending("dapo")
+    speeds = [s for s in report.spendings if s.curriculum == "speed"]
     near = [s.screen for s in speeds if s.tokens.value <= NEAR * best.tokens.value]
     alike = f" ({min(near)} to {max(near)} cost within {NEAR - 1:.0%})" if len(near) > 1 else ""
     missed = 1.0 - dapo.prompts.value / best.prompts.value
@@ -254,21 +280,30 @@ def _about_screening(report: ProbeReport, best: Spending) -> str:
 
 def _about_trust(report: ProbeReport) -> list[str]:
     """Warns of scarce signal, and of signal that was not counted."""
-    signal, group, found = report.signal(report.group), report.group, []
+    signal = report.signal(report.group)
+    group = report.group
+    found = []
     if signal.share.value < SCARCE:
         found.append(f"So little signal makes every curriculum expensive; first try {HELP}.")
     if signal.how == "at least":
-        found.append(f"More may carry signal at {group} rollouts, but {report.n} do not tell; probe with --n {group}.")
+        found.append(
+            f"More may carry signal at {group} rollouts, but {report.n} do not tell; probe with --n {group}."
+        )
     elif signal.how == "fitted" and group > 2 * report.n:
-        found.append(f"{group} rollouts are far from the {report.n} tried; to count, not extrapolate, use --n {group}.")
+        found.append(
+            f"{group} rollouts are far from the {report.n} tried; to count, not extrapolate, use --n {group}."
+        )
     return found
 
 
 def _about_limit(report: ProbeReport) -> str:
-    cut, limit, enough = report.truncated, report.limit, report.enough
+    cut = report.truncated
+    limit = report.limit
+    enough = report.enough
     if cut > CUT:
         sentence = (
-            f"Raise --max-tokens: {cut:.0%} of the responses were cut at {limit}; what they were up to is unknown."
+            f"Raise --max-tokens: {cut:.0%} of the responses were cut at {limit}; "
+            "what they were up to is unknown."
         )
         early = next((row.p99 for row in report.lengths if row.of == "right"), limit)
         if enough is not None and early <= limit / 2:
@@ -288,8 +323,12 @@ def _about_limit(report: ProbeReport) -> str:
 
 
 def probe_view(report: ProbeReport, console: Console) -> None:
-    left_out = f" ({report.left_out} more were hardly judged and are left out)" if report.left_out else ""
-    pass_rate, never, always = (_range(x, formats.share) for x in (report.pass_rate, report.never, report.always))
+    left_out = (
+        f" ({report.left_out} more were hardly judged and are left out)" if report.left_out else ""
+    )
+    pass_rate, never, always = (
+        _range(x, formats.share) for x in (report.pass_rate, report.never, report.always)
+    )
     heading = (
         f"{report.prompts} prompts{left_out}, {report.n} rollouts each, at most {report.limit} tokens.\n"
         f"Pass rate {pass_rate}, never right {never}, always {always}.\n"
@@ -317,13 +356,16 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     most = max(bar.prompts for bar in report.histogram)
     for bar in report.histogram:
         style = "dim" if bar.label in ("never", "always") else "green"
-        share = max(bar.prompts / most, (bar.prompts > 0) / (8 * BAR))  # one prompt is visible, if by an eighth
+        # one prompt is visible, if by an eighth
+        share = max(bar.prompts / most, (bar.prompts > 0) / (8 * BAR))
         bars.add_row(bar.label, str(bar.prompts), Styled(Blocks(1.0, 0.0, share, width=BAR), style))
     yield "Prompts by rollouts that were right", bars
     signals = _table("rollouts", "<share", "<")
     for signal in report.signals:
         style = "bold" if signal.size == report.group else ""
-        signals.add_row(str(signal.size), _range(signal.share, formats.share), HOW[signal.how], style=style)
+        signals.add_row(
+            str(signal.size), _range(signal.share, formats.share), HOW[signal.how], style=style
+        )
     yield "Prompts with both right and wrong among so many rollouts", signals
     lengths = _table("", "responses", "mean", "p50", "p90", "p99", "longest")
     for row in report.lengths:
@@ -332,7 +374,9 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     yield "Tokens per response", lengths
     limits = _table("limit", "cut", "right lost", "tokens left")
     for limit in report.limits:
-        limits.add_row(str(limit.limit), *map(formats.share, (limit.cut, limit.right_lost, limit.tokens)))
+        limits.add_row(
+            str(limit.limit), *map(formats.share, (limit.cut, limit.right_lost, limit.tokens))
+        )
     yield "Had the limit been lower", limits
     if not math.isfinite(min(row.tokens.value for row in report.spendings)):
         return
@@ -357,14 +401,19 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
                     f"{of_uniform(price.saving.value)} ({of_uniform(price.saving.high)}–{of_uniform(price.saving.low)})"
                 )
             prices.add_row(name, *cells, style="bold" if price is best else "")
-    yield f"What a mixed group of {report.group} takes (speed by N_init, cures in two passes)", prices
+    yield (
+        f"What a mixed group of {report.group} takes (speed by N_init, cures in two passes)",
+        prices,
+    )
 
 
 def _table(*heads: str) -> Table:
     """Columns are aligned on the right, those whose head begins with "<" on the left."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for head in heads:
-        table.add_column(head.lstrip("<"), justify="left" if head.startswith("<") else "right", no_wrap=True)
+        table.add_column(
+            head.lstrip("<"), justify="left" if head.startswith("<") else "right", no_wrap=True
+        )
     return table
 
 

@@ -39,7 +39,8 @@ def make(
             for cache in caches:
                 entry = torch.randn(kv_heads, cache.shape[3], generator=random_)
                 cache[table[row, key // page], :, key % page] = entry
-        table[row, -(-keys // page) :] = -(10**6)  # beyond the row: reading there would not go unnoticed
+        # beyond the row: reading there would not go unnoticed
+        table[row, -(-keys // page) :] = -(10**6)
     news = [new for new, _ in rows]
     tokens = sum(news)
     return {
@@ -164,15 +165,24 @@ def test_tile_does_not_change_the_result() -> None:
 
     arguments = make([(1, 100), (3, 70)], group=3, page=64)
     expected = reference(**arguments)
-    for tile in (Tile(16, 16, 4, 2), Tile(32, 64, 4, 2), Tile(16, 128, 4, 2), Tile(16, 32, 4, 2, ahead=False)):
-        torch.testing.assert_close(launch(**arguments, tile=tile, splits=1), expected, rtol=0, atol=2e-6)
+    for tile in (
+        Tile(16, 16, 4, 2),
+        Tile(32, 64, 4, 2),
+        Tile(16, 128, 4, 2),
+        Tile(16, 32, 4, 2, ahead=False),
+    ):
+        torch.testing.assert_close(
+            launch(**arguments, tile=tile, splits=1), expected, rtol=0, atol=2e-6
+        )
 
 
 @needs_triton
 @settings(max_examples=8 if interpreted else 25, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.integers(0, 6).flatmap(lambda new: st.tuples(st.just(new), st.integers(0, 60))), min_size=1, max_size=3
+        st.integers(0, 6).flatmap(lambda new: st.tuples(st.just(new), st.integers(0, 60))),
+        min_size=1,
+        max_size=3,
     ),
     st.integers(1, 2),
     st.sampled_from([1, 3, 5]),
@@ -190,14 +200,17 @@ def test_any_shape(
     window: int | None,
     splits: int,
 ) -> None:
-    rows = [(new, keys and max(new, keys)) for new, keys in rows]  # the new tokens are among the keys
+    # the new tokens are among the keys
+    rows = [(new, keys and max(new, keys)) for new, keys in rows]
     agree(make(rows, kv_heads, group, dim, page=page), window=window, splits=splits)
 
 
 def test_reference_equals_the_block_of_the_plain_path() -> None:
     """Three rows of two new tokens, as the engine's torch path sees them."""
     lengths = [9, 30, 17]
-    arguments = make([(2, n) for n in lengths], kv_heads=2, group=3, dim=16, where=torch.device("cpu"))
+    arguments = make(
+        [(2, n) for n in lengths], kv_heads=2, group=3, dim=16, where=torch.device("cpu")
+    )
     table = arguments["table"].clamp_min(0).long()
     position = torch.tensor([[n - 2, n - 1] for n in lengths])
     for key in ("keys", "values"):
@@ -246,7 +259,13 @@ def test_plans() -> None:
     assert plan_splits(1, 2, 512, 64) == 1, "prompts are not split"
     for most, group, dim in ((1, 7, 64), (5, 6, 128), (9, 7, 128), (48, 2, 64)):
         assert plan_tile(most, group, dim, dim, 2).rows >= most * group, "each key is read once"
-    for tile in (plan_tile(q, g, d, d, b) for q in (1, 9, 999) for g in (1, 12) for d in (8, 80, 256) for b in (2, 4)):
+    for tile in (
+        plan_tile(q, g, d, d, b)
+        for q in (1, 9, 999)
+        for g in (1, 12)
+        for d in (8, 80, 256)
+        for b in (2, 4)
+    ):
         assert all(n >= 16 and n & n - 1 == 0 for n in dataclasses.astuple(tile)[:2])
 
 
@@ -259,21 +278,27 @@ def test_real_sizes_on_the_device(heads: int, kv_heads: int, dim: int, new: int)
     cuda, batch, width = torch.device("cuda"), 6, 40
     torch.manual_seed(0)
     pages = batch * width + 1
-    keys, values = (torch.randn(pages, kv_heads, 64, dim, device=cuda, dtype=torch.bfloat16) for _ in range(2))
+    keys, values = (
+        torch.randn(pages, kv_heads, 64, dim, device=cuda, dtype=torch.bfloat16) for _ in range(2)
+    )
     length = torch.tensor([new, new + 1, 1000, 2560, 0, 1300], dtype=torch.int32, device=cuda)
     starts = torch.arange(batch + 1, device=cuda, dtype=torch.int32) * new
     table = torch.randperm(pages - 1, device=cuda).view(batch, width).int()
     query = torch.randn(batch * new, heads, dim, device=cuda, dtype=torch.bfloat16)
     scaling = dim**-0.5
     for splits in (0, 1, 8):
-        got = paged_attention(query, keys, values, table, length, starts, most=new, scaling=scaling, splits=splits)
+        got = paged_attention(
+            query, keys, values, table, length, starts, most=new, scaling=scaling, splits=splits
+        )
         expected = reference(query, keys, values, table, length, starts, most=new, scaling=scaling)
         torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.gpu
 def test_captured_graph_serves_all_lengths() -> None:
-    arguments = make([(2, 200)] * 4, group=6, dim=128, page=64, dtype=torch.bfloat16, where=torch.device("cuda"))
+    arguments = make(
+        [(2, 200)] * 4, group=6, dim=128, page=64, dtype=torch.bfloat16, where=torch.device("cuda")
+    )
     paged_attention(**arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -288,7 +313,9 @@ def test_captured_graph_serves_all_lengths() -> None:
 def test_cache_of_more_than_two_billion_numbers() -> None:
     """The last pages lie beyond what 32 bits can address."""
     cuda, count = torch.device("cuda"), (1 << 31) // (2 * 64 * 128) + 3
-    keys, values = (torch.zeros(count, 2, 64, 128, device=cuda, dtype=torch.bfloat16) for _ in range(2))
+    keys, values = (
+        torch.zeros(count, 2, 64, 128, device=cuda, dtype=torch.bfloat16) for _ in range(2)
+    )
     values[count - 1] = 1.0
     table = torch.tensor([[count - 1]], dtype=torch.int32, device=cuda)
     length, starts = (torch.tensor(v, dtype=torch.int32, device=cuda) for v in ([64], [0, 1]))

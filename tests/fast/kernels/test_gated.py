@@ -24,14 +24,22 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -
     return (scale * torch.randn(*shape, generator=random)).to(device, dtype)
 
 
-def case(tokens: int, n: int, k: int, dtype: torch.dtype, biased: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def case(
+    tokens: int, n: int, k: int, dtype: torch.dtype, biased: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     bias = normal(2 * n, dtype=dtype, seed=2) if biased else None
-    return normal(tokens, k, dtype=dtype), normal(2 * n, k, dtype=dtype, seed=1, scale=k**-0.5), bias
+    return (
+        normal(tokens, k, dtype=dtype),
+        normal(2 * n, k, dtype=dtype, seed=1, scale=k**-0.5),
+        bias,
+    )
 
 
 def assert_right(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Within the roundings of gate, of up and of their product, each of which may fall the other way."""
-    wide = F.linear(x.double(), weight.double(), None if bias is None else bias.double()).to(x.dtype)
+    wide = F.linear(x.double(), weight.double(), None if bias is None else bias.double()).to(
+        x.dtype
+    )
     gate, up = wide.double().chunk(2, -1)
     ulp = {torch.float16: 3e-3, torch.bfloat16: 2.4e-2}[x.dtype]
     ulp *= 2 if interpreted and x.dtype == torch.bfloat16 else 1
@@ -80,13 +88,19 @@ def test_strided_tokens_and_none_at_all() -> None:
 def test_by_hand() -> None:
     """gate 2, up 3: 2 / (1 + e^-2) * 3 = 5.2848."""
     x, weight = torch.ones(1, 1), torch.tensor([[2.0], [3.0]])
-    torch.testing.assert_close(gated_reference(x, weight), torch.tensor([[5.2848]]), rtol=0, atol=1e-4)
-    torch.testing.assert_close(gated_reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1))
+    torch.testing.assert_close(
+        gated_reference(x, weight), torch.tensor([[5.2848]]), rtol=0, atol=1e-4
+    )
+    torch.testing.assert_close(
+        gated_reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1)
+    )
 
 
 def test_which_tokens_take_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(8, 4)
-    assert not takes(torch.zeros(3, 4), weight) and not takes(torch.zeros(FEW + 1, 4, dtype=torch.float16), weight)
+    assert not takes(torch.zeros(3, 4), weight) and not takes(
+        torch.zeros(FEW + 1, 4, dtype=torch.float16), weight
+    )
     assert takes(torch.zeros(FEW, 4, dtype=torch.float16), weight) == interpreted
     monkeypatch.setattr("whet.fast.kernels.layer.LARGE", weight.nbytes - 1)
     assert not takes(torch.zeros(FEW // 2 + 1, 4, dtype=torch.float16), weight)
@@ -98,7 +112,9 @@ def test_tiles_fit_the_memory_of_a_multiprocessor() -> None:
         for n, k in ((1536, 576), (8960, 1536), (18944, 3584), (40, 64), (100_000, 8192)):
             tile = plan(tokens, n, k, 132)
             assert tile.stages >= 2 and tile.columns >= tokens and tile.rows in (16, 32, 64)
-            assert tile.stages * (2 * tile.rows + tile.columns) * tile.depth * 2 <= 113_000, "two programs of 227 KB"
+            assert tile.stages * (2 * tile.rows + tile.columns) * tile.depth * 2 <= 113_000, (
+                "two programs of 227 KB"
+            )
 
 
 @pytest.mark.gpu

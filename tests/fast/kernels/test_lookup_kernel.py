@@ -57,7 +57,9 @@ def drafted(
     return found
 
 
-def draft(path: str, *texts: Sequence[int], siblings: Sequence[int] = (), **others: object) -> list[int]:
+def draft(
+    path: str, *texts: Sequence[int], siblings: Sequence[int] = (), **others: object
+) -> list[int]:
     """What was guessed for the row of the first text."""
     rows = [list(siblings) or [NONE], *[[NONE] * max(1, len(siblings))] * (len(texts) - 1)]
     (row,) = drafted(path, texts, siblings=rows, **others)  # type: ignore[arg-type]
@@ -106,15 +108,21 @@ def test_siblings(path: str) -> None:
     own = [1, 2, 7, 7, 3, 1, 2]
     assert draft(path, own, [3, 1, 2, 8, 9, 6, 5]) == [7, 7, 3, 1, 2, 7]  # not a sibling
     assert draft(path, own, [3, 1, 2, 8, 9, 6, 5], siblings=[1]) == [8, 9, 6, 5]  # longer
-    assert draft(path, own, [4, 1, 2, 8, 9, 6, 5], siblings=[1]) == [7, 7, 3, 1, 2, 7]  # as long: its own text first
-    assert draft(path, own, [3, 1, 2, 8, 9], [3, 1, 2, 5, 6], siblings=[2, 1]) == [5, 6]  # the earlier of two
+    # as long: its own text first
+    assert draft(path, own, [4, 1, 2, 8, 9, 6, 5], siblings=[1]) == [7, 7, 3, 1, 2, 7]
+    # the earlier of two
+    assert draft(path, own, [3, 1, 2, 8, 9], [3, 1, 2, 5, 6], siblings=[2, 1]) == [5, 6]
     assert draft(path, own, [3, 1, 2, 8, 9], [7, 3, 1, 2, 5, 6], siblings=[1, NONE, 2]) == [5, 6]
-    assert draft(path, own, [3, 1, 2, 8, 3, 1, 2, 9], siblings=[1]) == [9]  # its newest place; it ends where it ends
+    # its newest place; it ends where it ends
+    assert draft(path, own, [3, 1, 2, 8, 3, 1, 2, 9], siblings=[1]) == [9]
     assert draft(path, own, [3, 1, 2], siblings=[1]) == [7, 7, 3, 1, 2, 7]  # where nothing followed
-    assert draft(path, [1, 2], [3, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9, 5]  # no further back than its own start
-    assert draft(path, [1, 2], [1, 1, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9, 5]  # nor is its first token there twice
+    # no further back than its own start
+    assert draft(path, [1, 2], [3, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9, 5]
+    # nor is its first token there twice
+    assert draft(path, [1, 2], [1, 1, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9, 5]
     assert draft(path, [2], [3, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9, 5]
-    assert draft(path, [*LONG], [*LONG, 3, 4, 3], siblings=[1]) == [3, 4, 3]  # a sibling does not go round
+    # a sibling does not go round
+    assert draft(path, [*LONG], [*LONG, 3, 4, 3], siblings=[1]) == [3, 4, 3]
 
 
 @paths
@@ -123,8 +131,10 @@ def test_siblings_that_have_another_text_by_now_do_not_count(path: str) -> None:
     assert draft(path, *texts, siblings=[1], of=[4, 4]) == [8, 9, 6, 5]
     assert draft(path, *texts, siblings=[1], of=[4, 5]) == own
     assert draft(path, *texts, siblings=[1], of=[4, NONE]) == own
-    assert draft(path, *texts, siblings=[1], of=[NONE, NONE]) == own  # no prompt is not the same prompt
-    assert draft(path, [*LONG, 7, *LONG], siblings=[0]) == [7, *LONG[:5]]  # its own text is its own, once
+    # no prompt is not the same prompt
+    assert draft(path, *texts, siblings=[1], of=[NONE, NONE]) == own
+    # its own text is its own, once
+    assert draft(path, [*LONG, 7, *LONG], siblings=[0]) == [7, *LONG[:5]]
 
 
 @paths
@@ -132,7 +142,9 @@ def test_rows_empty_rows_and_how_much_they_want(path: str) -> None:
     texts = [1, 2, 7, 8, 9, 1, 2], [4, 4, 4, 4], [3, 1, 2, 5, 6, 3, 1, 2]
     lane, most = [2, NONE, 1, 0, 2, 2], [6, 6, 2, 0, 1, -3]
     rows = [[5, 6, 3, 1], [], [4, 4], [], [5], []]
-    assert drafted(path, texts, lane=lane, most=most, depth=4) == [[*row, *[NONE] * (4 - len(row))] for row in rows]
+    assert drafted(path, texts, lane=lane, most=most, depth=4) == [
+        [*row, *[NONE] * (4 - len(row))] for row in rows
+    ]
     assert drafted(path, texts, lane=[2, 0], most=[9, 9], depth=1) == [[5], [7]]
     assert drafted(path, texts, lane=[2], siblings=[[], [], []]) == [[5, 6, 3, 1, 2, 5]]
     assert drafted(path, texts, lane=[2], depth=0) == [[]] and drafted(path, texts, lane=[]) == []
@@ -149,16 +161,25 @@ def test_texts_of_many_blocks(path: str, at: int) -> None:
     assert draft(path, LONG, text, siblings=[1]) == text[after : after + 6]
 
 
-def plain(texts: list[list[int]], of: list[int], siblings: list[list[int]], own: int, most: int) -> list[int]:
+def plain(
+    texts: list[list[int]], of: list[int], siblings: list[list[int]], own: int, most: int
+) -> list[int]:
     """A row's draft by the letter: every place of every text, in the order in which they win."""
     mine = texts[own] if own >= 0 else []
-    akin = [k for k in siblings[own] if k >= 0 and k != own and of[k] == of[own] != NONE] if own >= 0 else []
+    akin = (
+        [k for k in siblings[own] if k >= 0 and k != own and of[k] == of[own] != NONE]
+        if own >= 0
+        else []
+    )
     best, draft = 0, list[int]()
     for source in (own, *akin) if own >= 0 else ():
         text = texts[source]
         for place in range(len(text) - 1, SHORTEST - 1, -1):
             match = 0
-            while match < min(LONGEST, place, len(mine)) and text[place - 1 - match] == mine[-1 - match]:
+            while (
+                match < min(LONGEST, place, len(mine))
+                and text[place - 1 - match] == mine[-1 - match]
+            ):
                 match += 1
             if match >= SHORTEST and match > best:
                 best = match
@@ -172,7 +193,10 @@ def cases(draw: st.DrawFn) -> dict[str, list]:
     words = st.integers(0, draw(st.integers(0, 3)))
     start = draw(st.lists(words, max_size=20))
     lanes = draw(st.integers(1, 4))
-    texts = [draw(st.sampled_from([start, []])) + draw(st.lists(words, max_size=20)) for _ in range(lanes)]
+    texts = [
+        draw(st.sampled_from([start, []])) + draw(st.lists(words, max_size=20))
+        for _ in range(lanes)
+    ]
     any_lane = st.integers(NONE, lanes - 1)
     size = draw(st.integers(0, 3))
     rows = draw(st.integers(1, 4))
@@ -187,7 +211,10 @@ def cases(draw: st.DrawFn) -> dict[str, list]:
 
 def assert_plain(path: str, case: dict[str, list], depth: int) -> None:
     wanted = [min(most, depth) for most in case["most"]]
-    rows = [plain(case["texts"], case["of"], case["siblings"], *row) for row in zip(case["lane"], wanted, strict=True)]
+    rows = [
+        plain(case["texts"], case["of"], case["siblings"], *row)
+        for row in zip(case["lane"], wanted, strict=True)
+    ]
     assert drafted(path, **case, depth=depth) == [row + [NONE] * (depth - len(row)) for row in rows]
 
 
@@ -216,7 +243,14 @@ def test_the_kernels_are_the_reference(words: int) -> None:
         return torch.randint(low, high, shape, generator=rng, dtype=torch.int32).to(device)
 
     history, written = some(0, words, lanes, context), some(0, context + 1, lanes)
-    given = history, written, some(-1, 2, lanes), some(-1, lanes, lanes, 5), some(-1, lanes, rows), some(-1, 17, rows)
+    given = (
+        history,
+        written,
+        some(-1, 2, lanes),
+        some(-1, lanes, lanes, 5),
+        some(-1, lanes, rows),
+        some(-1, 17, rows),
+    )
     want, got = (torch.zeros(rows, depth, dtype=torch.int32, device=device) for _ in range(2))
     lookup_reference(*given, want)
     lookup(*given, got)

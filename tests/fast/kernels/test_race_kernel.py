@@ -19,10 +19,14 @@ MARGIN = 4e-6
 TRITON = pytest.param("triton", marks=needs_triton)
 
 
-def rows(batch: int, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def rows(
+    batch: int, vocab: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, keys and positions."""
     logits = 4 * torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed))
-    keys = torch.tensor([row_key(seed, False, i // 8, i % 8) for i in range(batch)], dtype=torch.int32).T.contiguous()
+    keys = torch.tensor(
+        [row_key(seed, False, i // 8, i % 8) for i in range(batch)], dtype=torch.int32
+    ).T.contiguous()
     position = (torch.arange(batch, dtype=torch.int32) * 37) % 4096
     return logits.to(device, dtype), keys.to(device), position.to(device)
 
@@ -49,15 +53,20 @@ def assert_drawn(logits: Tensor, keys: Tensor, position: Tensor, heat: Tensor, p
     clear = (heat == 0) | (gap(logits, keys, position, heat.masked_fill(heat == 0, 1.0)) > MARGIN)
     assert clear.float().mean() > 0.99
     assert torch.equal(token[clear], want[clear])
-    exact = torch.log_softmax(logits.double() / heat.double().masked_fill(heat == 0, 1.0)[:, None], -1)
+    exact = torch.log_softmax(
+        logits.double() / heat.double().masked_fill(heat == 0, 1.0)[:, None], -1
+    )
     exact = exact.gather(1, token[:, None])[:, 0]
     # torch on a CPU adds up a long row in few sums, the kernel in one a chunk
-    torch.testing.assert_close(log_prob.double(), exact, rtol=0, atol=5e-6 if path == "triton" else 5e-5)
+    torch.testing.assert_close(
+        log_prob.double(), exact, rtol=0, atol=5e-6 if path == "triton" else 5e-5
+    )
 
 
 @pytest.mark.parametrize("path", ["reference", TRITON])
 @pytest.mark.parametrize(
-    ("vocab", "dtype"), [(2, torch.float32), (23, torch.bfloat16), (150, torch.float16), (150, torch.float32)]
+    ("vocab", "dtype"),
+    [(2, torch.float32), (23, torch.bfloat16), (150, torch.float16), (150, torch.float32)],
 )
 def test_many_short_rows(path: str, vocab: int, dtype: torch.dtype) -> None:
     batch = 160 if device.type == "cpu" else 20_000
@@ -79,7 +88,9 @@ def test_a_row_is_the_same_bits_in_any_batch() -> None:
     token, log_prob = race(logits, keys, position, heat)
     for i in range(5):
         alone = race(logits[i : i + 1], keys[:, i : i + 1], position[i : i + 1], heat[i : i + 1])
-        assert torch.equal(alone[0], token[i : i + 1]) and torch.equal(alone[1], log_prob[i : i + 1])
+        assert torch.equal(alone[0], token[i : i + 1]) and torch.equal(
+            alone[1], log_prob[i : i + 1]
+        )
 
 
 @pytest.mark.parametrize("path", ["reference", TRITON])
@@ -111,7 +122,9 @@ def test_tokens_that_cannot_be_drawn(path: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_what_is_no_number_stays_one_but_the_token_is_of_the_vocabulary(bad: float, heat: float) -> None:
+def test_what_is_no_number_stays_one_but_the_token_is_of_the_vocabulary(
+    bad: float, heat: float
+) -> None:
     logits, keys, position = rows(2, 2100)
     logits[0] = bad
     logits[1, 2099] = bad
@@ -161,7 +174,11 @@ def test_the_delay_is_right_for_every_u() -> None:
     assert -torch.log(1 - torch.tensor(2.0**-25)).item() == 0.0
 
 
-HASHED = [(0, False, 0, 0, 0), (1234, False, 987654321, 15, 4095), (2**31 - 1, True, 2**40 + 3, 7, 100_000)]
+HASHED = [
+    (0, False, 0, 0, 0),
+    (1234, False, 987654321, 15, 4095),
+    (2**31 - 1, True, 2**40 + 3, 7, 100_000),
+]
 
 
 @needs_triton

@@ -14,7 +14,9 @@ import torch
 from kernel_env import device, interpreted, needs_triton
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as apply_partial_rotary_pos_emb
+from transformers.models.phi3.modeling_phi3 import (
+    apply_rotary_pos_emb as apply_partial_rotary_pos_emb,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from whet.fast.kernels.layer import rope_write, write_kv
@@ -69,7 +71,9 @@ class Case:
         return [part.transpose(0, 1)[None] for part in split]
 
 
-def case(ratio: int, dim: int, dtype: torch.dtype, rotary: int = 0, where: torch.device = device) -> Case:
+def case(
+    ratio: int, dim: int, dtype: torch.dtype, rotary: int = 0, where: torch.device = device
+) -> Case:
     random = torch.Generator().manual_seed(ratio * 1000 + dim)
     kv_heads, tokens = 1 if ratio == 7 else 2, len(ROW)
     heads = ratio * kv_heads
@@ -151,7 +155,9 @@ def test_equals_qwen3(path: str, dtype: torch.dtype, ratio: int, dim: int) -> No
 @pytest.mark.parametrize("path", ["reference", TRITON])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("dim", "rotary"), [(80, 32), (128, 96)])
-def test_equals_phi3_with_part_of_a_head_rotated(path: str, dtype: torch.dtype, dim: int, rotary: int) -> None:
+def test_equals_phi3_with_part_of_a_head_rotated(
+    path: str, dtype: torch.dtype, dim: int, rotary: int
+) -> None:
     c = case(3, dim, dtype, rotary)
     before = c.keys.clone(), c.values.clone()
     query, key, value = c.parts()
@@ -164,7 +170,10 @@ def test_equals_phi3_with_part_of_a_head_rotated(path: str, dtype: torch.dtype, 
 @needs_triton
 def test_norms_reach_the_part_that_is_not_rotated() -> None:
     c, same = case(3, 80, torch.float32, 32), case(3, 80, torch.float32, 32)
-    weights = {"q_norm": torch.linspace(0.5, 2, 80, device=device), "k_norm": torch.linspace(2, 3, 80, device=device)}
+    weights = {
+        "q_norm": torch.linspace(0.5, 2, 80, device=device),
+        "k_norm": torch.linspace(2, 3, 80, device=device),
+    }
     assert_same(c.run("triton", **weights), same.run("reference", **weights), "triton", normed=True)
     assert_same(c.keys[:-1], same.keys[:-1], "triton", normed=True)
 
@@ -173,7 +182,8 @@ def test_norms_reach_the_part_that_is_not_rotated() -> None:
 def test_padding_touches_the_last_page_alone(path: str) -> None:
     c = case(3, 64, torch.float32)
     c.row.fill_(-1)
-    c.position.copy_(torch.tensor([0, 5, -3, 2**30, 1, 2, 3, 4, 5], dtype=torch.int32))  # may be anything
+    # may be anything
+    c.position.copy_(torch.tensor([0, 5, -3, 2**30, 1, 2, 3, 4, 5], dtype=torch.int32))
     keys, values = c.keys.clone(), c.values.clone()
     c.run(path)
     assert torch.equal(c.keys[:-1], keys[:-1]) and torch.equal(c.values[:-1], values[:-1])
@@ -189,7 +199,9 @@ def test_write_kv_takes_any_strides_and_widths(path: str, dtype: torch.dtype) ->
     value = torch.randn(1, 2, 24, len(ROW)).to(device, dtype).transpose(2, 3)
     before = c.keys.clone(), values.clone()
     chosen = write_kv if path == "triton" else ops.write_kv
-    chosen(key[0].transpose(0, 1), value[0].transpose(0, 1), c.keys, values, c.table, c.row, c.position)
+    chosen(
+        key[0].transpose(0, 1), value[0].transpose(0, 1), c.keys, values, c.table, c.row, c.position
+    )
     assert torch.equal(c.keys[:-1], expected(before[0], key))
     assert torch.equal(values[:-1], expected(before[1], value))
 
@@ -197,7 +209,9 @@ def test_write_kv_takes_any_strides_and_widths(path: str, dtype: torch.dtype) ->
 @needs_triton
 @pytest.mark.parametrize("tokens", [0, 1, 37])
 @pytest.mark.parametrize("tile", [(4, 2), (16, 4)])
-def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_for_many_tokens(
+    tokens: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More tokens than one program takes, the last program not full."""
     from whet.fast.kernels import layer_triton as rope_triton
 
@@ -206,7 +220,9 @@ def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: 
     rows, width, dim = 3, 4, 8
     row = torch.arange(tokens, dtype=torch.int32, device=device) % rows
     position = torch.arange(tokens, dtype=torch.int32, device=device) // rows
-    table = torch.randperm(rows * width, generator=torch.Generator().manual_seed(0)).view(rows, width)
+    table = torch.randperm(rows * width, generator=torch.Generator().manual_seed(0)).view(
+        rows, width
+    )
     table = table.to(device, torch.int32)
     qkv = torch.randn(tokens, (3 + 2 * 1) * dim, device=device)
     cos, sin = torch.rand(2, tokens, dim, device=device)
@@ -221,7 +237,15 @@ def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: 
 def test_shapes_that_would_write_elsewhere_are_refused() -> None:
     c = case(3, 64, torch.float32)
     with pytest.raises(ValueError, match="int32 tables"):
-        write_kv(c.keys[:9, :, 0], c.values[:9, :, 0], c.keys, c.values, c.table.long(), c.row, c.position)
+        write_kv(
+            c.keys[:9, :, 0],
+            c.values[:9, :, 0],
+            c.keys,
+            c.values,
+            c.table.long(),
+            c.row,
+            c.position,
+        )
     c.kv_heads = 3
     with pytest.raises(ValueError, match="pages of the tokens' heads"):
         c.run("triton")

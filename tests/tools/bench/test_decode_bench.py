@@ -22,7 +22,14 @@ from whet.model.memory import measure
 from whet.tools import bench as cli_bench
 from whet.tools.bench import rollout as decode
 from whet.tools.bench.peers import PEERS, Apart, PeerFailed, Whet, _serve, missing, shape_model
-from whet.tools.bench.rollout import CELLS, DecodeCell, ShapeBench, decode_bench, log_prob_gap, ratios
+from whet.tools.bench.rollout import (
+    CELLS,
+    DecodeCell,
+    ShapeBench,
+    decode_bench,
+    log_prob_gap,
+    ratios,
+)
 
 SMALL = {
     cell.name: cell
@@ -46,7 +53,11 @@ def small_grid() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     out, lines = tmp_path_factory.mktemp("grid"), list[str]()
-    return out, decode_bench(out, device="cpu", shapes=["tiny"], repeats=2, on_progress=lines.append), lines
+    return (
+        out,
+        decode_bench(out, device="cpu", shapes=["tiny"], repeats=2, on_progress=lines.append),
+        lines,
+    )
 
 
 @pytest.mark.slow
@@ -59,17 +70,33 @@ def test_all_peers_run_the_grid(grid: tuple[Path, dict[str, Any], list[str]]) ->
         assert set(cell["peers"]) == {"whet", "generate"}
         assert not [found["failed"] for found in cell["peers"].values() if "failed" in found]
         assert cell["peers"]["whet"]["tokens_per_second"]["min"] > 0
-    assert cells["tail"]["peers"]["whet"]["repeats"] == 2 and cells["tail"]["peers"]["generate"]["repeats"] == 1
+    assert (
+        cells["tail"]["peers"]["whet"]["repeats"] == 2
+        and cells["tail"]["peers"]["generate"]["repeats"] == 1
+    )
     assert len(lines) == 1 + len(SMALL) and "vLLM" in lines[0]
-    assert len(result["shapes"]["tiny"]["startup_seconds"]["whet"]) == 2, "made anew for longer contexts"
+    assert len(result["shapes"]["tiny"]["startup_seconds"]["whet"]) == 2, (
+        "made anew for longer contexts"
+    )
     run = result["runs"][0]
-    assert run["hardware"]["cores"] >= 1 and run["commit"] and run["peers"] == [n for n in PEERS if n != "vllm"]
+    assert (
+        run["hardware"]["cores"] >= 1
+        and run["commit"]
+        and run["peers"] == [n for n in PEERS if n != "vllm"]
+    )
 
 
 @pytest.mark.slow
-def test_recorded_log_probs_are_those_of_the_plain_model(grid: tuple[Path, dict[str, Any], list[str]]) -> None:
+def test_recorded_log_probs_are_those_of_the_plain_model(
+    grid: tuple[Path, dict[str, Any], list[str]],
+) -> None:
     gap = grid[1]["shapes"]["tiny"]["log_probs"]
-    assert gap["tokens"] == 8 * 6 and gap["max"] < 1e-5 and gap["mean"] <= gap["max"] and gap["kl"] < 1e-9
+    assert (
+        gap["tokens"] == 8 * 6
+        and gap["max"] < 1e-5
+        and gap["mean"] <= gap["max"]
+        and gap["kl"] < 1e-9
+    )
 
 
 def test_a_wrong_log_prob_is_seen() -> None:
@@ -80,7 +107,9 @@ def test_a_wrong_log_prob_is_seen() -> None:
     assert rollouts[0].trace is not None
     rollouts[0].trace.log_probs[1] += 0.5
     gap = log_prob_gap(peer.model, prompts, rollouts)
-    assert gap["max"] == pytest.approx(0.5, abs=1e-4) and gap["mean"] == pytest.approx(0.5 / 8, abs=1e-4)
+    assert gap["max"] == pytest.approx(0.5, abs=1e-4) and gap["mean"] == pytest.approx(
+        0.5 / 8, abs=1e-4
+    )
     assert gap["kl"] == pytest.approx((np.exp(-0.5) - 1 + 0.5) / 8, abs=1e-4)
 
 
@@ -90,15 +119,27 @@ def test_a_later_run_adds_cells_and_replaces_those_measured_again(tmp_path: Path
     decode_bench(tmp_path, cells=["b4_p8", "tail"], **common)
     result = decode_bench(tmp_path, cells=["tail", "b2_c4k"], **common)
     cells = result["shapes"]["tiny"]["cells"]
-    assert {name: cell["run"] for name, cell in cells.items()} == {"b4_p8": 0, "tail": 1, "b2_c4k": 1}
+    assert {name: cell["run"] for name, cell in cells.items()} == {
+        "b4_p8": 0,
+        "tail": 1,
+        "b2_c4k": 1,
+    }
 
 
 def test_what_time_was_not_left_for_is_said(tmp_path: Path) -> None:
     lines: list[str] = []
     result = decode_bench(
-        tmp_path, device="cpu", shapes=["tiny"], peers=["whet"], seconds=0, on_progress=lines.append, cells=["tail"]
+        tmp_path,
+        device="cpu",
+        shapes=["tiny"],
+        peers=["whet"],
+        seconds=0,
+        on_progress=lines.append,
+        cells=["tail"],
     )
-    assert result["shapes"]["tiny"]["skipped"] == ["tail"] and result["shapes"]["tiny"]["cells"] == {}
+    assert (
+        result["shapes"]["tiny"]["skipped"] == ["tail"] and result["shapes"]["tiny"]["cells"] == {}
+    )
     assert lines == ["tiny: no time was left for tail."]
     assert json.loads((tmp_path / "rollout_grid_cpu.json").read_text()) == result
 
@@ -139,7 +180,9 @@ def test_figures_follow_from_the_seconds() -> None:
     assert found["tokens_per_second"]["all"] == pytest.approx([8192.0, 8192 / 1.2])
     assert found["ms_a_step"]["median"] == pytest.approx(5.0)
     assert found["decode_tokens_per_second"]["median"] == pytest.approx(12_800)
-    assert found["share_of_attainable"]["paper"] == pytest.approx(200 * attainable_step(QWEN25_15B, 64, 512))
+    assert found["share_of_attainable"]["paper"] == pytest.approx(
+        200 * attainable_step(QWEN25_15B, 64, 512)
+    )
     assert found["warmup_seconds"] == 9.0
 
 
@@ -147,7 +190,9 @@ def test_figures_follow_from_the_seconds() -> None:
     ("name", "asked"),
     [("whet", [8, 128, 1]), ("vllm", [8, 128, 1]), ("generate", [32, 32, 1])],
 )
-def test_a_slow_peer_makes_few_tokens_and_warms_up_with_all_of_them(name: str, asked: list[int]) -> None:
+def test_a_slow_peer_makes_few_tokens_and_warms_up_with_all_of_them(
+    name: str, asked: list[int]
+) -> None:
     """Steps of the first whole call of `generate` took up to four times as long as those after it."""
     cell = CELLS["b64_c512"]
     bench = ShapeBench("1.5b", torch.device("cpu"), [cell], 1, 0, float("inf"), lambda line: None)
@@ -159,7 +204,9 @@ def test_a_slow_peer_makes_few_tokens_and_warms_up_with_all_of_them(name: str, a
 
 def test_the_stored_file_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds several runs, and a cell whose name is in no grid: the long-tailed workload with `generate`."""
-    stored = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "rollout_gpu.json").read_text())
+    stored = json.loads(
+        (Path(__file__).parents[3] / "benchmarks" / "results" / "rollout_gpu.json").read_text()
+    )
     console = Console(file=StringIO(), width=200)
     monkeypatch.setattr(cli_bench, "out_console", console)
     cli_bench.show_grid(stored)
@@ -189,7 +236,12 @@ def test_the_grid_is_the_one_asked_for() -> None:
     assert {c.batch for c in CELLS.values() if (c.prompt, c.new) == (128, 128)} == {1, 8, 64, 256}
     assert [c.group for c in CELLS.values()] == sorted(c.group for c in CELLS.values())
     prompts, lengths = CELLS["tail"].work(1000, 0, 1)
-    assert len(lengths) == 256 and max(lengths) == 2048 and min(lengths) >= 1 and len(prompts[0]) == 128
+    assert (
+        len(lengths) == 256
+        and max(lengths) == 2048
+        and min(lengths) >= 1
+        and len(prompts[0]) == 128
+    )
     assert 200 < sorted(lengths)[128] < 320
     again, same = CELLS["tail"].work(1000, 0, 2)
     assert same == lengths and again != prompts, "new prompts, so that no peer can have them cached"
@@ -243,7 +295,18 @@ def test_vllm_is_left_out_with_a_line() -> None:
 
 
 def test_the_command_shows_a_table(tmp_path: Path) -> None:
-    given = ["bench", "rollout", "--device", "cpu", "--shape", "tiny", "--cells", "b4_p8", "--peers", "whet,generate"]
+    given = [
+        "bench",
+        "rollout",
+        "--device",
+        "cpu",
+        "--shape",
+        "tiny",
+        "--cells",
+        "b4_p8",
+        "--peers",
+        "whet,generate",
+    ]
     done = CliRunner().invoke(app, [*given, "--repeats", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "b4_p8" in done.output and "x)" in done.output and "KL" in done.output
@@ -252,7 +315,9 @@ def test_the_command_shows_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_the_grid_on_a_gpu(tmp_path: Path) -> None:
-    result = decode_bench(tmp_path, shapes=["tiny"], cells=["b4_p8"], peers=["whet", "generate"], repeats=1)
+    result = decode_bench(
+        tmp_path, shapes=["tiny"], cells=["b4_p8"], peers=["whet", "generate"], repeats=1
+    )
     peers = result["shapes"]["tiny"]["cells"]["b4_p8"]["peers"]
     assert all(found["tokens_per_second"]["min"] > 0 for found in peers.values())
     assert (tmp_path / "rollout_gpu.json").is_file()

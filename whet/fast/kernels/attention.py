@@ -18,16 +18,27 @@ from torch import Tensor
 from whet.fast.kernels import DTYPES, has_triton, require, takes_triton
 from whet.model import ops
 
-PROCESSORS = 128  # programs that keep the memory bus busy: about one per multiprocessor of an H100 or H200 (132)
+# programs that keep the memory bus busy: about one per multiprocessor of an H100 or H200 (132)
+PROCESSORS = 128
 SHORT = 64  # new tokens per row up to which a row's keys are split; rows with more are prompts
 LARGEST_HEAD = 256
 LONG = 16  # pages from which on a row is long
 
 
 def paged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
-    most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: Tensor,
+    starts: Tensor,
+    *,
+    most: int,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    splits: int = 0,
+) -> Tensor:
     """[T, Hq, dv]. `most` bounds the queries of any row; `splits` parts of a row's keys are read at once (0: planned).
 
     The output of queries beyond the first `most` of a row is undefined. Shapes and types, all known to the host, are
@@ -39,12 +50,20 @@ def paged_attention(
         "keys as wide as queries": keys.shape[3] != query.shape[2],
         "keys and values with the same pages": keys.shape[:3] != values.shape[:3],
         "one type for queries, keys and values": not query.dtype == keys.dtype == values.dtype,
-        "keys and values whose last dimension is dense": keys.stride(3) != 1 or values.stride(3) != 1,
-        "int32 tables, lengths and starts": {table.dtype, length.dtype, starts.dtype} != {torch.int32},
-        "a length for each row and one start more": length.shape != (batch,) or starts.shape != (batch + 1,),
+        "keys and values whose last dimension is dense": keys.stride(3) != 1
+        or values.stride(3) != 1,
+        "int32 tables, lengths and starts": {table.dtype, length.dtype, starts.dtype}
+        != {torch.int32},
+        "a length for each row and one start more": length.shape != (batch,)
+        or starts.shape != (batch + 1,),
     }
     require("paged attention", rules)
-    given: dict[str, Any] = {"most": most, "scaling": scaling, "window": window or None, "softcap": softcap or None}
+    given: dict[str, Any] = {
+        "most": most,
+        "scaling": scaling,
+        "window": window or None,
+        "softcap": softcap or None,
+    }
     if takes_triton(query) and kernel_lacks(query.dtype, query.shape[2], values.shape[3]) is None:
         from whet.fast.kernels.attention_triton import launch
 
@@ -70,7 +89,8 @@ class Tile:
     keys: int  # keys per turn of the loop
     warps: int
     stages: int  # turns under way at once: shared memory holds copies of the keys of all but one
-    ahead: bool = True  # read the page number of a turn one turn early; else that read takes a stage of the pipeline
+    # read the page number of a turn one turn early; else that read takes a stage of the pipeline
+    ahead: bool = True
 
 
 def plan_tile(most: int, group: int, dim: int, value_dim: int, itemsize: int) -> Tile:

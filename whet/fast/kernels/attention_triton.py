@@ -21,9 +21,17 @@ LOG2E = math.log2(math.e)
 
 @triton.jit
 def extent(  # type: ignore[no-untyped-def]
-    total, count, tile, split, splits, window,
-    GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    total,
+    count,
+    tile,
+    split,
+    splits,
+    window,
+    GROUP: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """First turn and end of a split: an equal share of the turns, N keys each, that any row of the tile sees."""
     base = total - count
     begin = base + tile * M // GROUP - window + 1
@@ -36,9 +44,17 @@ def extent(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def load_keys(  # type: ignore[no-untyped-def]
-    pool, page, within, real, page_stride, token_stride,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
+    pool,
+    page,
+    within,
+    real,
+    page_stride,
+    token_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
     """[N, BLOCK] of one head's pool, from one page (ONE) or from a page per key.
 
     Keys that are not real are masked here, not merely hidden later: memory that was never written may hold NaN, and
@@ -47,18 +63,51 @@ def load_keys(  # type: ignore[no-untyped-def]
     dims = tl.arange(0, BLOCK)
     start = page * page_stride if ONE else (page * page_stride)[:, None]
     mask = real[:, None] if SIZE == BLOCK else real[:, None] & (dims < SIZE)[None, :]
-    kv = tl.load(pool + start + within[:, None] * token_stride + dims[None, :], mask=mask, other=0.0)
+    kv = tl.load(
+        pool + start + within[:, None] * token_stride + dims[None, :], mask=mask, other=0.0
+    )
     return kv.to(tl.float32) if WIDEN else kv
 
 
 @triton.jit(do_not_specialize=["splits", "tiles", "window"])
 def attend_kernel(  # type: ignore[no-untyped-def]
-    query, keys, values, table, length, starts, out, weight, scale, cap, window, tiles, splits,
-    query_token, query_head, keys_page, keys_head, keys_token, values_page, values_head, values_token, table_row,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
+    query,
+    keys,
+    values,
+    table,
+    length,
+    starts,
+    out,
+    weight,
+    scale,
+    cap,
+    window,
+    tiles,
+    splits,
+    query_token,
+    query_head,
+    keys_page,
+    keys_head,
+    keys_token,
+    values_page,
+    values_head,
+    values_token,
+    table_row,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
     program = tl.program_id(0)
     # The last queries see most keys: they go first, so that no long program is left at the end.
     tile = tiles - 1 - program % tiles
@@ -103,12 +152,34 @@ def attend_kernel(  # type: ignore[no-untyped-def]
             page = tl.load(pages + turn * N // PAGE)
         page = page.to(tl.int64)  # a cache may hold more than 2^31 numbers
         within = turn * N % PAGE + tl.arange(0, N) if ONE else key % PAGE
-        k = load_keys(keys + head * keys_head, page, within, real, keys_page, keys_token, D, BLOCK_D, ONE, WIDEN)
+        k = load_keys(
+            keys + head * keys_head,
+            page,
+            within,
+            real,
+            keys_page,
+            keys_token,
+            D,
+            BLOCK_D,
+            ONE,
+            WIDEN,
+        )
         v = load_keys(
-            values + head * values_head, page, within, real, values_page, values_token, DV, BLOCK_DV, ONE, WIDEN
+            values + head * values_head,
+            page,
+            within,
+            real,
+            values_page,
+            values_token,
+            DV,
+            BLOCK_DV,
+            ONE,
+            WIDEN,
         )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if CAP:  # scale is scaling / c here and cap c * log2(e); tanh(x) = 1 - 2 / (1 + e^2x) holds at infinity too
+        # scale is scaling / c here and cap c * log2(e); tanh(x) = 1 - 2 / (1 + e^2x) holds at
+        # infinity too
+        if CAP:
             scores = cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
         latest = total - count + place[:, None]  # the last key that each row of the tile sees
         seen = (key[None, :] <= latest) & real[None, :]
@@ -116,7 +187,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]
             seen = seen & (key[None, :] > latest - window)
         scores = tl.where(seen, scores, float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 1))
-        anchor = tl.where(top == float("-inf"), 0.0, top)  # nothing seen so far: -inf - -inf is no number
+        # nothing seen so far: -inf - -inf is no number
+        anchor = tl.where(top == float("-inf"), 0.0, top)
         p = tl.exp2(scores - anchor[:, None])
         fade = tl.exp2(highest - anchor)
         mass = mass * fade + tl.sum(p, 1)
@@ -134,7 +206,13 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def merge_kernel(  # type: ignore[no-untyped-def]
-    shares, weight, out, S: tl.constexpr, DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr
+    shares,
+    weight,
+    out,
+    S: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
 ):
     """One (token, head): sum_s 2^w_s o_s / sum_s 2^w_s over the parts, whose w_s is the log2 of their softmax sum."""
     pair = tl.program_id(0).to(tl.int64)
@@ -151,10 +229,20 @@ def merge_kernel(  # type: ignore[no-untyped-def]
 
 
 def launch(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
-    most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: Tensor,
+    starts: Tensor,
+    *,
+    most: int,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    splits: int = 0,
     tile: Tile | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`paged_attention` by the kernels, on tensors it has checked; `tile` replaces the planned one, for sweeps."""
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -172,19 +260,51 @@ def launch(
         weight = query.new_empty(tokens, heads, splits, dtype=torch.float32)
     tiles = triton.cdiv(most * group, tile.rows)
     attend_kernel[(tiles * kv_heads * splits * batch,)](
-        query, keys, values, table, length.contiguous(), starts.contiguous(), shares, weight,
-        scaling / softcap if softcap else scaling * LOG2E, (softcap or 0.0) * LOG2E, window or 0, tiles, splits,
-        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0),
-        HEADS=kv_heads, GROUP=group, D=dim, DV=value_dim, PAGE=page, M=tile.rows, N=tile.keys,
-        BLOCK_D=padded(dim), BLOCK_DV=padded(value_dim),
-        WINDOW=window is not None, CAP=softcap is not None, SPLIT=splits > 1, AHEAD=tile.ahead,
+        query,
+        keys,
+        values,
+        table,
+        length.contiguous(),
+        starts.contiguous(),
+        shares,
+        weight,
+        scaling / softcap if softcap else scaling * LOG2E,
+        (softcap or 0.0) * LOG2E,
+        window or 0,
+        tiles,
+        splits,
+        *query.stride()[:2],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        table.stride(0),
+        HEADS=kv_heads,
+        GROUP=group,
+        D=dim,
+        DV=value_dim,
+        PAGE=page,
+        M=tile.rows,
+        N=tile.keys,
+        BLOCK_D=padded(dim),
+        BLOCK_DV=padded(value_dim),
+        WINDOW=window is not None,
+        CAP=softcap is not None,
+        SPLIT=splits > 1,
+        AHEAD=tile.ahead,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         WIDEN=query.dtype == torch.bfloat16 and not query.is_cuda,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     if splits > 1:
         parts, wide = triton.next_power_of_2(splits), padded(value_dim)
         merge_kernel[(tokens * heads,)](
-            shares, weight, out, splits, value_dim, parts, wide, num_warps=1 if parts * wide <= 2048 else 4
+            shares,
+            weight,
+            out,
+            splits,
+            value_dim,
+            parts,
+            wide,
+            num_warps=1 if parts * wide <= 2048 else 4,
         )
     return out

@@ -30,7 +30,9 @@ from whet.model.noise import noise_bits, uniform
 # and never differ.
 
 
-def race(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def race(
+    logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
     """Tokens int64 [B] and log-softmax(logits / T) of them, float32 [B].
 
     logits [B, V]; keys int32 [2, B] from `row_key`; position int32 [B], how many tokens the row has generated;
@@ -49,12 +51,15 @@ def race(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) ->
     return race_reference(logits, keys, position, temperature)
 
 
-def race_reference(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def race_reference(
+    logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
     """`race` in plain torch, in float64 if the logits are: the oracle, and the path without Triton."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     greedy = (temperature == 0)[:, None]
     heated = logits / temperature.to(logits.dtype)[:, None].masked_fill(greedy, 1.0)
-    log_probs = heated - heated.logsumexp(-1, keepdim=True)  # log_softmax adds up a long row less exactly on a CPU
+    # log_softmax adds up a long row less exactly on a CPU
+    log_probs = heated - heated.logsumexp(-1, keepdim=True)
     u = uniform(noise_bits(keys, position, logits.shape[1])).to(logits.dtype)
     log_delay = (-torch.log1p(-u)).log().masked_fill(greedy, 0.0)
     token = torch.where(greedy, logits, log_probs - log_delay).argmax(-1)
@@ -85,7 +90,12 @@ class Texts:
 
 
 def accept(
-    state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None = None
+    state: State,
+    drafts: Tensor,
+    token: Tensor,
+    log_prob: Tensor,
+    read: Tensor,
+    texts: Texts | None = None,
 ) -> None:
     """Moves `state` on, and writes to `read` [2 + 2 (K + 1), B] how many draws count, how many drafts there were, the
     draws, and the bits of their log-probs. Draws that count are also appended to the texts, if there are any.
@@ -94,7 +104,8 @@ def accept(
     the newest and its drafts. A draw counts as long as all draws before it equal their drafts: the target would have
     come this way by itself. The first that ends the row is the last that counts; the row is empty from then on.
     """
-    batch, new = drafts.shape[0], drafts.shape[1] + 1
+    batch = drafts.shape[0]
+    new = drafts.shape[1] + 1
     if token.shape != (batch * new,) or read.shape != (2 + 2 * new, batch):
         raise ValueError(f"{batch} rows with {new - 1} drafts have {batch * new} draws")
     if takes_triton(log_prob):
@@ -106,15 +117,27 @@ def accept(
 
 
 def accept_reference(
-    state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None = None
+    state: State,
+    drafts: Tensor,
+    token: Tensor,
+    log_prob: Tensor,
+    read: Tensor,
+    texts: Texts | None = None,
 ) -> None:
     """`accept` in plain torch: the oracle, and the path without Triton."""
-    batch, new = drafts.shape[0], drafts.shape[1] + 1
+    batch = drafts.shape[0]
+    new = drafts.shape[1] + 1
     drawn = token.to(torch.int32).view(batch, new)
     place = torch.arange(new, dtype=torch.int32, device=drafts.device)
-    agreed = torch.where(drawn[:, :-1] == drafts, new - 1, place[:-1]).amin(1) if new > 1 else place.expand(batch)
+    agreed = (
+        torch.where(drawn[:, :-1] == drafts, new - 1, place[:-1]).amin(1)
+        if new > 1
+        else place.expand(batch)
+    )
     stops = (state.stops[:, :, None] == drawn).any(0)
-    ends = (stops | (state.count[:, None] + place + 1 >= state.limit[:, None])) & (place <= agreed[:, None])
+    ends = (stops | (state.count[:, None] + place + 1 >= state.limit[:, None])) & (
+        place <= agreed[:, None]
+    )
     first = torch.where(ends, place, new).amin(1)
     counted = torch.minimum(first, agreed) + 1
     going = (state.length >= 0) & (first == new)
@@ -142,7 +165,13 @@ def accept_reference(
 
 
 def lookup(
-    history: Tensor, written: Tensor, of: Tensor, siblings: Tensor, lane: Tensor, most: Tensor, drafts: Tensor
+    history: Tensor,
+    written: Tensor,
+    of: Tensor,
+    siblings: Tensor,
+    lane: Tensor,
+    most: Tensor,
+    drafts: Tensor,
 ) -> None:
     """Writes all of `drafts`, with -1 where there is no guess. All tensors are int32.
 
@@ -152,12 +181,20 @@ def lookup(
     lane [B]: the lane of each row, -1 for no row; most [B]: drafts it wants at most, none if not positive
     drafts [B, depth]: may be part of a wider tensor
     """
-    lanes, batch = len(history), len(drafts)
-    if written.shape != (lanes,) or of.shape != (lanes,) or siblings.shape != (lanes, siblings.shape[-1]):
+    lanes = len(history)
+    batch = len(drafts)
+    if (
+        written.shape != (lanes,)
+        or of.shape != (lanes,)
+        or siblings.shape != (lanes, siblings.shape[-1])
+    ):
         raise ValueError(f"{lanes} lanes need as many lengths, prompts and rows of siblings")
     if lane.shape != (batch,) or most.shape != (batch,):
         raise ValueError(f"{batch} rows of drafts need a lane and a number of drafts each")
-    if any(tensor.dtype != torch.int32 for tensor in (history, written, of, siblings, lane, most, drafts)):
+    if any(
+        tensor.dtype != torch.int32
+        for tensor in (history, written, of, siblings, lane, most, drafts)
+    ):
         raise ValueError("texts, lanes and drafts are int32")
     if runs_triton(history):
         from whet.fast.kernels.decode_triton import lookup_launch
@@ -168,14 +205,22 @@ def lookup(
 
 
 def lookup_reference(
-    history: Tensor, written: Tensor, of: Tensor, siblings: Tensor, lane: Tensor, most: Tensor, drafts: Tensor
+    history: Tensor,
+    written: Tensor,
+    of: Tensor,
+    siblings: Tensor,
+    lane: Tensor,
+    most: Tensor,
+    drafts: Tensor,
 ) -> None:
     """`lookup` in plain torch: the oracle, and the path without Triton."""
     context = history.shape[1]
     own = lane.clamp(min=0)
     # The last LONGEST tokens of each row, the newest first, [B, LONGEST]; before its start a number no text holds.
     at = written[own][:, None] - 1 - torch.arange(LONGEST, device=history.device)
-    newest = torch.where(at >= 0, history[own[:, None], at.clamp(min=0)].long(), torch.iinfo(torch.int64).min)
+    newest = torch.where(
+        at >= 0, history[own[:, None], at.clamp(min=0)].long(), torch.iinfo(torch.int64).min
+    )
     place = torch.arange(context, device=history.device)
     best = torch.zeros_like(own, dtype=torch.int64)  # a match and its place as one number
     source = own
@@ -183,22 +228,29 @@ def lookup_reference(
         there = other.clamp(min=0)
         counts = lane >= 0
         if nth > 0:
-            counts = counts & (other >= 0) & (other != own) & (of[there] == of[own]) & (of[own] >= 0)
+            counts = (
+                counts & (other >= 0) & (other != own) & (of[there] == of[own]) & (of[own] >= 0)
+            )
             if not counts.any():
                 continue
         # In front of each place of this text, how many tokens agree with `newest` without a gap.
         text = history[there]
-        match, agree = torch.zeros_like(text, dtype=torch.int64), torch.ones_like(text, dtype=torch.bool)
+        match = torch.zeros_like(text, dtype=torch.int64)
+        agree = torch.ones_like(text, dtype=torch.bool)
         for back in range(min(LONGEST, context - 1)):
             agree = agree[:, 1:] & (text[:, : context - 1 - back] == newest[:, back : back + 1])
             match[:, back + 1 :] += agree
         match = match * (counts[:, None] & (match >= SHORTEST) & (place < written[there][:, None]))
         found = (match * context + place).amax(1)
         better = found // context > best // context
-        best, source = torch.where(better, found, best), torch.where(better, there, source)
-    match, first = best // context, best % context
+        best = torch.where(better, found, best)
+        source = torch.where(better, there, source)
+    match = best // context
+    first = best % context
     after = (written[source] - first).clamp(min=1)[:, None]
     step = torch.arange(drafts.shape[1], device=history.device)
-    meant = (match > 0)[:, None] & (step < most[:, None]) & ((step < after) | (source == own)[:, None])
+    meant = (
+        (match > 0)[:, None] & (step < most[:, None]) & ((step < after) | (source == own)[:, None])
+    )
     guess = history[source[:, None], first[:, None] + step % after]
     drafts.copy_(torch.where(meant, guess, -1))

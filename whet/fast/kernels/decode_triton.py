@@ -14,16 +14,21 @@ from torch import Tensor
 from whet.draft.base import LONGEST, SHORTEST
 from whet.fast.kernels.decode import State, Texts
 
-CHUNK, WARPS = 2048, 4  # tokens per program, 16 per thread: within 1% of the best of seven on an H200 from 64 rows on
+# tokens per program, 16 per thread: within 1% of the best of seven on an H200 from 64 rows on
+CHUNK, WARPS = 2048, 4
 BLOCK = 1024  # places that a program of the lookup compares at once, 8 per thread
-BITS = 27  # bits of a place; its match stands above them, so that the largest number is the longest, newest match
+# bits of a place; its match stands above them, so that the largest number is the longest, newest
+# match
+BITS = 27
 
 
 # ---- race: every chunk of a row by itself, then the chunks of a row together. There are fewer rows than processors, so
 # a row is cut. The cut depends on CHUNK alone, so a row's token and log-prob are the same bits in any batch.
 
 
-def race_launch(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def race_launch(
+    logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
     batch, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     keys = keys if keys.stride(1) == 1 else keys.contiguous()
@@ -37,16 +42,45 @@ def race_launch(logits: Tensor, keys: Tensor, position: Tensor, temperature: Ten
     first = torch.empty(batch, chunks, dtype=torch.int32, device=logits.device)
     strides = logits.stride(0), keys.stride(0)
     _race_chunk[batch, chunks](
-        logits, keys, position.contiguous(), temperature, part, first, vocab, *strides, CHUNK=CHUNK, num_warps=WARPS
+        logits,
+        keys,
+        position.contiguous(),
+        temperature,
+        part,
+        first,
+        vocab,
+        *strides,
+        CHUNK=CHUNK,
+        num_warps=WARPS,
     )
     wide = triton.next_power_of_2(chunks)
-    _race_merge[batch,](logits, temperature, part, first, token, log_prob, strides[0], chunks, CHUNKS=wide, num_warps=1)
+    _race_merge[batch,](
+        logits,
+        temperature,
+        part,
+        first,
+        token,
+        log_prob,
+        strides[0],
+        chunks,
+        CHUNKS=wide,
+        num_warps=1,
+    )
     return token, log_prob
 
 
 @triton.jit
 def _race_chunk(  # type: ignore[no-untyped-def]
-    logits, keys, position, temperature, part, first, vocab, logits_stride, keys_stride, CHUNK: tl.constexpr
+    logits,
+    keys,
+    position,
+    temperature,
+    part,
+    first,
+    vocab,
+    logits_stride,
+    keys_stride,
+    CHUNK: tl.constexpr,
 ):
     """Leaves for a chunk its largest logit / T, the sum of exp(logit / T - largest), its race's winner and speed."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -58,15 +92,19 @@ def _race_chunk(  # type: ignore[no-untyped-def]
     x = x.to(tl.float32) * scale
     peak = tl.max(x, 0)
     weight = tl.exp(x - tl.where(peak == -float("inf"), 0.0, peak))
-    bits = noise_word(tl.load(keys + row), tl.load(keys + keys_stride + row), tl.load(position + row), token)
+    bits = noise_word(
+        tl.load(keys + row), tl.load(keys + keys_stride + row), tl.load(position + row), token
+    )
     speed = tl.where(greedy, (x == peak).to(tl.float32), weight / delay(uniform_of(bits)))
-    best, winner = tl.max(tl.where(live, speed, -1.0), 0, return_indices=True)  # the first of equals
+    # the first of equals
+    best, winner = tl.max(tl.where(live, speed, -1.0), 0, return_indices=True)
     place = row * chunks + chunk
     size = batch * chunks
     tl.store(part + place, peak)
     tl.store(part + size + place, tl.sum(weight, 0))
     tl.store(part + 2 * size + place, peak + tl.log(best))
-    tl.store(first + place, tl.minimum(chunk * CHUNK + winner, vocab - 1))  # not a number: any token
+    # not a number: any token
+    tl.store(first + place, tl.minimum(chunk * CHUNK + winner, vocab - 1))
 
 
 @triton.jit
@@ -103,7 +141,11 @@ def _scale(temperature):  # type: ignore[no-untyped-def]
 def noise_word(k0, k1, position, token):  # type: ignore[no-untyped-def]
     """The hash of `whet.model.noise`, bit for bit, in unsigned arithmetic."""
     at = position.to(tl.uint32, bitcast=True)
-    x = k0.to(tl.uint32, bitcast=True) + at * 0x9E3779B9 + token.to(tl.uint32, bitcast=True) * 0xC2B2AE35
+    x = (
+        k0.to(tl.uint32, bitcast=True)
+        + at * 0x9E3779B9
+        + token.to(tl.uint32, bitcast=True) * 0xC2B2AE35
+    )
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= k1.to(tl.uint32, bitcast=True) + at * 0x85EBCA6B
@@ -147,17 +189,50 @@ def accept_launch(
     if texts is not None:
         lanes = (texts.history, texts.written, texts.lane, texts.history.stride(0))
     _accept[batch,](
-        state.token, state.length, state.count, state.limit, state.stops, drafts, token.contiguous(), bits, read,
-        *lanes, new, state.stops.stride(0), drafts.stride(0), read.stride(0),
-        STOPS=state.stops.shape[0], WIDE=triton.next_power_of_2(max(2, new)), TEXTS=texts is not None, num_warps=1,
-    )  # fmt: skip
+        state.token,
+        state.length,
+        state.count,
+        state.limit,
+        state.stops,
+        drafts,
+        token.contiguous(),
+        bits,
+        read,
+        *lanes,
+        new,
+        state.stops.stride(0),
+        drafts.stride(0),
+        read.stride(0),
+        STOPS=state.stops.shape[0],
+        WIDE=triton.next_power_of_2(max(2, new)),
+        TEXTS=texts is not None,
+        num_warps=1,
+    )
 
 
 @triton.jit
 def _accept(  # type: ignore[no-untyped-def]
-    newest, length, count, limit, stops, drafts, token, bits, read, history, text_sizes, lanes, history_line,
-    new, stops_line, drafts_line, read_line, STOPS: tl.constexpr, WIDE: tl.constexpr, TEXTS: tl.constexpr,
-):  # fmt: skip
+    newest,
+    length,
+    count,
+    limit,
+    stops,
+    drafts,
+    token,
+    bits,
+    read,
+    history,
+    text_sizes,
+    lanes,
+    history_line,
+    new,
+    stops_line,
+    drafts_line,
+    read_line,
+    STOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    TEXTS: tl.constexpr,
+):
     row = tl.program_id(0)
     place = tl.arange(0, WIDE)
     real = place < new
@@ -190,7 +265,13 @@ def _accept(  # type: ignore[no-untyped-def]
 
 
 def lookup_launch(
-    history: Tensor, written: Tensor, of: Tensor, siblings: Tensor, lane: Tensor, most: Tensor, drafts: Tensor
+    history: Tensor,
+    written: Tensor,
+    of: Tensor,
+    siblings: Tensor,
+    lane: Tensor,
+    most: Tensor,
+    drafts: Tensor,
 ) -> None:
     (batch, depth), sources = drafts.shape, 1 + siblings.shape[1]
     if batch == 0 or depth == 0:
@@ -199,29 +280,69 @@ def lookup_launch(
         raise ValueError(f"texts of {history.shape[1]} tokens are too long to be looked up")
     if any(tensor.stride(1) != 1 for tensor in (history, drafts)):
         raise ValueError("the tokens of a text, and of a draft, must lie one after the other")
-    written, lane, most, siblings = written.contiguous(), lane.contiguous(), most.contiguous(), siblings.contiguous()
+    written, lane, most, siblings = (
+        written.contiguous(),
+        lane.contiguous(),
+        most.contiguous(),
+        siblings.contiguous(),
+    )
     found = torch.empty(batch, sources, dtype=torch.int32, device=drafts.device)
     _find[batch, sources](
-        history, written, of.contiguous(), siblings, lane, most, found, history.stride(0),
-        LONGEST=LONGEST, SHORTEST=SHORTEST, BITS=BITS, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+        history,
+        written,
+        of.contiguous(),
+        siblings,
+        lane,
+        most,
+        found,
+        history.stride(0),
+        LONGEST=LONGEST,
+        SHORTEST=SHORTEST,
+        BITS=BITS,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
+    )
     _write[batch,](
-        history, written, siblings, lane, most, found, drafts, sources, depth, history.stride(0), drafts.stride(0),
-        BITS=BITS, SOURCES=triton.next_power_of_2(sources), DEPTH=triton.next_power_of_2(depth),
+        history,
+        written,
+        siblings,
+        lane,
+        most,
+        found,
+        drafts,
+        sources,
+        depth,
+        history.stride(0),
+        drafts.stride(0),
+        BITS=BITS,
+        SOURCES=triton.next_power_of_2(sources),
+        DEPTH=triton.next_power_of_2(depth),
         num_warps=1,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
 def _find(  # type: ignore[no-untyped-def]
-    history, written, of, siblings, lane, most, found, history_line,
-    LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    history,
+    written,
+    of,
+    siblings,
+    lane,
+    most,
+    found,
+    history_line,
+    LONGEST: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The longest match of a row in one text, and its newest place; 0 for none."""
     row, source, sources = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     own = tl.load(lane + row)
     there = own >= 0
-    sibling = tl.load(siblings + own * (sources - 1) + source - 1, mask=there & (source > 0), other=-1)
+    sibling = tl.load(
+        siblings + own * (sources - 1) + source - 1, mask=there & (source > 0), other=-1
+    )
     other = tl.where(source > 0, sibling, own)
     prompt = tl.load(of + own, mask=there, other=-1)
     same = tl.load(of + other, mask=other >= 0, other=-1) == prompt
@@ -250,9 +371,21 @@ def _find(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _write(  # type: ignore[no-untyped-def]
-    history, written, siblings, lane, most, found, drafts, sources, depth, history_line, drafts_line,
-    BITS: tl.constexpr, SOURCES: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
+    history,
+    written,
+    siblings,
+    lane,
+    most,
+    found,
+    drafts,
+    sources,
+    depth,
+    history_line,
+    drafts_line,
+    BITS: tl.constexpr,
+    SOURCES: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """Takes the first text with the longest match, and drafts what followed there."""
     row = tl.program_id(0)
     own = tl.load(lane + row)
@@ -261,7 +394,9 @@ def _write(  # type: ignore[no-untyped-def]
     match = tl.max(each >> BITS, 0)
     source = tl.min(tl.where(each >> BITS == match, nth, SOURCES), 0)
     place = tl.sum(tl.where(nth == source, each, 0), 0) & ((1 << BITS) - 1)
-    sibling = tl.load(siblings + own * (sources - 1) + source - 1, mask=(match > 0) & (source > 0), other=0)
+    sibling = tl.load(
+        siblings + own * (sources - 1) + source - 1, mask=(match > 0) & (source > 0), other=0
+    )
     other = tl.where(source > 0, sibling, own)
     after = tl.load(written + other, mask=match > 0, other=1) - place
     step = tl.arange(0, DEPTH)

@@ -21,24 +21,47 @@ WRITING = "writing to KV pages"
 
 
 def rope_write(
-    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
-    *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
     """Rotated queries [T, heads, d]; keys and values are written in place."""
-    dim, rotary = keys.shape[-1], cos.shape[-1]
+    dim = keys.shape[-1]
+    rotary = cos.shape[-1]
     _check_pages(keys, values, table, row, position, kv_heads, len(qkv))
     typed = [part for part in (cos, sin, keys, values, q_norm, k_norm) if part is not None]
-    uneven = cos.shape != (len(qkv), rotary) or sin.shape != cos.shape or rotary % 2 != 0 or rotary > dim
+    uneven = (
+        cos.shape != (len(qkv), rotary) or sin.shape != cos.shape or rotary % 2 != 0 or rotary > dim
+    )
     rules = {
         "a projection of (heads + 2 kv_heads) d": qkv.shape[1:] != ((heads + 2 * kv_heads) * dim,),
         "an even number of cosines and sines per token, at most d": uneven,
         "values as wide as keys": values.shape != keys.shape,
-        "one type for projection, cosines, sines, norms and pages": any(part.dtype != qkv.dtype for part in typed),
+        "one type for projection, cosines, sines, norms and pages": any(
+            part.dtype != qkv.dtype for part in typed
+        ),
         "both head norms or none": (q_norm is None) != (k_norm is None),
         "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
     }
     require(WRITING, rules)
-    given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
+    given: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+        "eps": eps,
+    }
     if takes_triton(qkv):
         from whet.fast.kernels.layer_triton import launch_rope_write
 
@@ -47,13 +70,20 @@ def rope_write(
 
 
 def write_kv(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
 ) -> None:
     """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
     _check_pages(keys, values, table, row, position, key.shape[1], len(key))
     rules = {
         "keys and values of every token": key.shape[:2] != value.shape[:2],
-        "heads as wide as the pages'": key.shape[2] != keys.shape[3] or value.shape[2] != values.shape[3],
+        "heads as wide as the pages'": key.shape[2] != keys.shape[3]
+        or value.shape[2] != values.shape[3],
         "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
     }
     require(WRITING, rules)
@@ -66,15 +96,27 @@ def write_kv(
 
 
 def _check_pages(
-    keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor, kv_heads: int, tokens: int
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    kv_heads: int,
+    tokens: int,
 ) -> None:
     """Checks shapes and types, all known to the host: a kernel would write past the end of what breaks them."""
     rules = {
-        "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
+        "pages of the tokens' heads": keys.shape[1] != kv_heads
+        or keys.shape[:3] != values.shape[:3],
         "dense pages": not (keys.is_contiguous() and values.is_contiguous()),
-        "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype} != {torch.int32},
-        "a row and a position for every token": row.shape != (tokens,) or position.shape != (tokens,),
-        "dense tables, rows and positions": not table.stride(-1) == row.stride(-1) == position.stride(-1) == 1,
+        "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype}
+        != {torch.int32},
+        "a row and a position for every token": row.shape != (tokens,)
+        or position.shape != (tokens,),
+        "dense tables, rows and positions": not table.stride(-1)
+        == row.stride(-1)
+        == position.stride(-1)
+        == 1,
     }
     require(WRITING, rules)
 
@@ -89,9 +131,11 @@ def _check_pages(
 # x [T, K]; weight [2N, K], the rows of gate first, then those of up; bias [2N] or none; out [T, N]. Sums are in fp32,
 # in an order that follows from shapes alone; gate and up are rounded as separate products would be, then once more.
 
-FEW = 64  # tokens up to which the kernel beats a library's product; half as many where the weight is LARGE
+# tokens up to which the kernel beats a library's product; half as many where the weight is LARGE
+FEW = 64
 LARGE = 100_000_000  # bytes: a 1.5B model's weight has 55 million, a 7B model's 272
-STAGES = 100_000  # bytes that a program has on their way, so that two programs fit on a multiprocessor
+# bytes that a program has on their way, so that two programs fit on a multiprocessor
+STAGES = 100_000
 
 
 class GatedTile(NamedTuple):
@@ -114,7 +158,9 @@ def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product by the kernel; `takes` must be true."""
     from whet.fast.kernels.layer_triton import launch
 
-    return launch(x, weight, bias, plan(len(x), len(weight) // 2, weight.shape[1], _multiprocessors(x.device)))
+    return launch(
+        x, weight, bias, plan(len(x), len(weight) // 2, weight.shape[1], _multiprocessors(x.device))
+    )
 
 
 def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -134,7 +180,9 @@ def plan(tokens: int, n: int, k: int, multiprocessors: int) -> GatedTile:
     >>> plan(64, 1536, 576, 132)
     GatedTile(rows=16, columns=64, depth=64, stages=6)
     """
-    columns, depth, rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64, 64, 64
+    columns = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    depth = 64
+    rows = 64
     while rows > 16 and n < rows * multiprocessors * 3 // 4:
         rows //= 2
     fit = STAGES // ((2 * rows + columns) * depth * 2)
@@ -143,4 +191,8 @@ def plan(tokens: int, n: int, k: int, multiprocessors: int) -> GatedTile:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 4
+    )

@@ -18,9 +18,21 @@ from whet.fast.kernels.layer import GatedTile
 
 
 def launch_rope_write(
-    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
-    *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
     tokens, dim, rotary = len(qkv), keys.shape[3], cos.shape[1]
     query = qkv.new_empty(tokens, heads, dim)
     if tokens == 0:
@@ -28,19 +40,47 @@ def launch_rope_write(
     lines = heads + 2 * kv_heads
     block, warps = plan_tokens(tokens * lines)
     _rope_write[lines, triton.cdiv(tokens, block)](
-        qkv, cos, sin, query, keys, values, table, row, position,
-        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
-        tokens, len(keys) - 1, qkv.stride(0), cos.stride(0), sin.stride(0), table.stride(0), eps,
-        HEADS=heads, KV_HEADS=kv_heads, PAGE=keys.shape[2], DIM=dim, HALF=rotary // 2,
-        LANES=triton.next_power_of_2(rotary // 2), REST=triton.next_power_of_2(dim - rotary) if dim > rotary else 0,
-        NORM=q_norm is not None, BLOCK=block, num_warps=warps,
+        qkv,
+        cos,
+        sin,
+        query,
+        keys,
+        values,
+        table,
+        row,
+        position,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        tokens,
+        len(keys) - 1,
+        qkv.stride(0),
+        cos.stride(0),
+        sin.stride(0),
+        table.stride(0),
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        PAGE=keys.shape[2],
+        DIM=dim,
+        HALF=rotary // 2,
+        LANES=triton.next_power_of_2(rotary // 2),
+        REST=triton.next_power_of_2(dim - rotary) if dim > rotary else 0,
+        NORM=q_norm is not None,
+        BLOCK=block,
+        num_warps=warps,
         enable_fp_fusion=False,  # a fused multiply-add would round once where eager torch rounds twice
-    )  # fmt: skip
+    )
     return query
 
 
 def launch_write_kv(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
 ) -> None:
     tokens, heads = key.shape[:2]
     if tokens == 0:
@@ -49,12 +89,29 @@ def launch_write_kv(
     value = value if value.stride(2) == 1 else value.contiguous()
     block, warps = plan_tokens(tokens * heads)
     _write_kv[heads, triton.cdiv(tokens, block)](
-        key, value, keys, values, table, row, position, tokens, len(keys) - 1,
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1), table.stride(0),
-        KV_HEADS=heads, PAGE=keys.shape[2], DIM=keys.shape[3], VALUE_DIM=values.shape[3],
-        LANES=triton.next_power_of_2(keys.shape[3]), VALUE_LANES=triton.next_power_of_2(values.shape[3]),
-        BLOCK=block, num_warps=warps,
-    )  # fmt: skip
+        key,
+        value,
+        keys,
+        values,
+        table,
+        row,
+        position,
+        tokens,
+        len(keys) - 1,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        table.stride(0),
+        KV_HEADS=heads,
+        PAGE=keys.shape[2],
+        DIM=keys.shape[3],
+        VALUE_DIM=values.shape[3],
+        LANES=triton.next_power_of_2(keys.shape[3]),
+        VALUE_LANES=triton.next_power_of_2(values.shape[3]),
+        BLOCK=block,
+        num_warps=warps,
+    )
 
 
 def plan_tokens(heads: int) -> tuple[int, int]:
@@ -66,11 +123,34 @@ def plan_tokens(heads: int) -> tuple[int, int]:
 
 @triton.jit(do_not_specialize=["tokens", "last_page"])
 def _rope_write(  # type: ignore[no-untyped-def]
-    qkv, cos, sin, query, keys, values, table, row, position, q_norm, k_norm,
-    tokens, last_page, qkv_stride, cos_stride, sin_stride, table_stride, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    LANES: tl.constexpr, REST: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    cos,
+    sin,
+    query,
+    keys,
+    values,
+    table,
+    row,
+    position,
+    q_norm,
+    k_norm,
+    tokens,
+    last_page,
+    qkv_stride,
+    cos_stride,
+    sin_stride,
+    table_stride,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+    REST: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A head is three tiles: both halves of its rotated part, and the rest. Line = query, key or value head."""
     line = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -87,7 +167,9 @@ def _rope_write(  # type: ignore[no-untyped-def]
         rest = tl.load(source + spare[None, :], mask=there, other=0.0)
     if line < HEADS + KV_HEADS:
         if NORM:
-            square = tl.sum(_wide(first) * _wide(first), 1) + tl.sum(_wide(second) * _wide(second), 1)
+            square = tl.sum(_wide(first) * _wide(first), 1) + tl.sum(
+                _wide(second) * _wide(second), 1
+            )
             if REST > 0:
                 square += tl.sum(_wide(rest) * _wide(rest), 1)
             shrink = tl.rsqrt(square / DIM + eps)[:, None]
@@ -95,7 +177,9 @@ def _rope_write(  # type: ignore[no-untyped-def]
             if line >= HEADS:
                 weight = k_norm
             first = _scaled(first, shrink, tl.load(weight + lane, mask=lane < HALF, other=0.0))
-            second = _scaled(second, shrink, tl.load(weight + HALF + lane, mask=lane < HALF, other=0.0))
+            second = _scaled(
+                second, shrink, tl.load(weight + HALF + lane, mask=lane < HALF, other=0.0)
+            )
             if REST > 0:
                 rest = _scaled(rest, shrink, tl.load(weight + spare, mask=spare < DIM, other=0.0))
         cosines = cos + wide[:, None] * cos_stride + lane[None, :]
@@ -112,7 +196,12 @@ def _rope_write(  # type: ignore[no-untyped-def]
     target, place = query, wide * HEADS + line
     if line >= HEADS:
         head = (line - HEADS) % KV_HEADS
-        target, place = keys, _place(table, row, position, token, live, last_page, head, table_stride, KV_HEADS, PAGE)
+        target, place = (
+            keys,
+            _place(
+                table, row, position, token, live, last_page, head, table_stride, KV_HEADS, PAGE
+            ),
+        )
         if line >= HEADS + KV_HEADS:
             target = values
     vector = target + place[:, None] * DIM
@@ -124,29 +213,59 @@ def _rope_write(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens", "last_page"])
 def _write_kv(  # type: ignore[no-untyped-def]
-    key, value, keys, values, table, row, position, tokens, last_page,
-    key_stride, key_head_stride, value_stride, value_head_stride, table_stride,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    LANES: tl.constexpr, VALUE_LANES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    key,
+    value,
+    keys,
+    values,
+    table,
+    row,
+    position,
+    tokens,
+    last_page,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    VALUE_LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     head = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = token < tokens
     wide = token.to(tl.int64)[:, None]
-    place = _place(table, row, position, token, live, last_page, head, table_stride, KV_HEADS, PAGE)[:, None]
+    place = _place(
+        table, row, position, token, live, last_page, head, table_stride, KV_HEADS, PAGE
+    )[:, None]
     lane = tl.arange(0, LANES)[None, :]
     here = live[:, None] & (lane < DIM)
     k = tl.load(key + wide * key_stride + head.to(tl.int64) * key_head_stride + lane, mask=here)
     tl.store(keys + place * DIM + lane, k, mask=here)
     lane = tl.arange(0, VALUE_LANES)[None, :]
     here = live[:, None] & (lane < VALUE_DIM)
-    v = tl.load(value + wide * value_stride + head.to(tl.int64) * value_head_stride + lane, mask=here)
+    v = tl.load(
+        value + wide * value_stride + head.to(tl.int64) * value_head_stride + lane, mask=here
+    )
     tl.store(values + place * VALUE_DIM + lane, v, mask=here)
 
 
 @triton.jit
 def _place(  # type: ignore[no-untyped-def]
-    table, row, position, token, live, last_page, head, table_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr
+    table,
+    row,
+    position,
+    token,
+    live,
+    last_page,
+    head,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """Where each token's head lies in the pages seen as a list of vectors."""
     own = tl.load(row + token, mask=live, other=-1)
@@ -189,20 +308,40 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, tile: GatedTile) -> T
         return out
     x, weight = x.contiguous(), weight.contiguous()
     gated_kernel[triton.cdiv(n, tile.rows), triton.cdiv(len(x), tile.columns)](
-        x, weight, weight if bias is None else bias, out, len(x),
-        N=n, K=k, BIAS=bias is not None, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        len(x),
+        N=n,
+        K=k,
+        BIAS=bias is not None,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         WIDEN=x.dtype == torch.bfloat16 and not x.is_cuda,
-        num_warps=4, num_stages=tile.stages,
-    )  # fmt: skip
+        num_warps=4,
+        num_stages=tile.stages,
+    )
     return out
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gated_kernel(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, tokens, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    out,
+    tokens,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
     """Rows n of gate and of up, the latter N rows further down. N and K are constants: loops of known length need no
     masks where K is a multiple of DEPTH. Rows and columns beyond the end repeat the last and are not stored."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

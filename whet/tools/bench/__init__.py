@@ -30,12 +30,22 @@ def bench() -> None:
 @bench_app.command("rollout")
 def bench_rollout(
     out: Out = RESULTS,
-    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
-    shape: Annotated[list[str] | None, typer.Option(help="135m and 1.5b on a GPU, tiny on a CPU.")] = None,
-    cells: Annotated[str, typer.Option(help="Cells of the grid, with commas between; all on a GPU if not given.")] = "",
-    peers: Annotated[str, typer.Option(help="whet, vllm and generate, with commas between; all if not given.")] = "",
+    device: Annotated[
+        str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")
+    ] = "auto",
+    shape: Annotated[
+        list[str] | None, typer.Option(help="135m and 1.5b on a GPU, tiny on a CPU.")
+    ] = None,
+    cells: Annotated[
+        str, typer.Option(help="Cells of the grid, with commas between; all on a GPU if not given.")
+    ] = "",
+    peers: Annotated[
+        str, typer.Option(help="whet, vllm and generate, with commas between; all if not given.")
+    ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
-    seconds: Annotated[float, typer.Option(help="After these, cells that are left are skipped.")] = float("inf"),
+    seconds: Annotated[
+        float, typer.Option(help="After these, cells that are left are skipped.")
+    ] = float("inf"),
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Time the engine beside vLLM and transformers.
@@ -85,17 +95,27 @@ def show_grid(result: Mapping[str, Any]) -> None:
             return "" if figures is None else "failed"
         rate = "decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second"
         ratio = cell["ratios"].get(peer, {}).get(rate)
-        return f"{main_rate(figures, cell['decode_only']):,.0f}" + (f" ({ratio['median']:.1f}x)" if ratio else "")
+        return f"{main_rate(figures, cell['decode_only']):,.0f}" + (
+            f" ({ratio['median']:.1f}x)" if ratio else ""
+        )
 
     for shape, found in result["shapes"].items():
-        peers = list(dict.fromkeys(name for cell in found["cells"].values() for name in cell["peers"]))
+        peers = list(
+            dict.fromkeys(name for cell in found["cells"].values() for name in cell["peers"])
+        )
         table = Table("cell", *peers, "of attainable", title=f"{shape}, tokens/s (ours / theirs)")
         for name, cell in found["cells"].items():
             share = cell["peers"].get("whet", {}).get("share_of_attainable", {}).get("paper")
-            table.add_row(name, *(shown(cell, peer) for peer in peers), "" if share is None else f"{share:.2f}")
+            table.add_row(
+                name,
+                *(shown(cell, peer) for peer in peers),
+                "" if share is None else f"{share:.2f}",
+            )
         out_console.print(table)
         if gap := found.get("log_probs"):
-            tell(f"Log-probs against the model: max {gap['max']:.2g}, mean {gap['mean']:.2g}, KL {gap['kl']:.2g}.")
+            tell(
+                f"Log-probs against the model: max {gap['max']:.2g}, mean {gap['mean']:.2g}, KL {gap['kl']:.2g}."
+            )
 
 
 def tell(line: str) -> None:

@@ -23,7 +23,13 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
 from whet.errors import WhetError
 from whet.fast.compiled import first_line
@@ -35,7 +41,8 @@ from whet.types import Request, Rollout, Sampling
 
 Prompts = Sequence[Sequence[int]]
 CONTEXT = 32_768  # longest context of every shape
-VLLM_MEMORY = 0.35  # share of the GPU for vLLM: of 141 GB, room for 256 sequences of 4k of the 1.5B shape
+# share of the GPU for vLLM: of 141 GB, room for 256 sequences of 4k of the 1.5B shape
+VLLM_MEMORY = 0.35
 ANSWER = 600.0  # seconds that a process of its own may take for one answer
 T = TypeVar("T")
 
@@ -116,7 +123,8 @@ class Peer:
         try:
             tokens = _or_failed(lambda: self.run(prompts, lengths))
         except PeerFailed:
-            self.prepare(*self.sizes)  # made anew, so that the next run finds nothing of the one that failed
+            # made anew, so that the next run finds nothing of the one that failed
+            self.prepare(*self.sizes)
             raise
         seconds = self._now() - begun
         if tokens != sum(lengths):
@@ -175,7 +183,9 @@ class Whet(Peer):
 def requests_of(lengths: Sequence[int], first_group: int = 0) -> list[Request]:
     """One rollout per length; prompts are named by their place."""
     return [
-        Request(prompt_id=str(i), group_id=first_group + i, n=1, sampling=Sampling(max_tokens=length))
+        Request(
+            prompt_id=str(i), group_id=first_group + i, n=1, sampling=Sampling(max_tokens=length)
+        )
         for i, length in enumerate(lengths)
     ]
 
@@ -195,8 +205,12 @@ class Generate(Peer):
 def generate_batch(model: PreTrainedModel, prompts: Prompts, lengths: Sequence[int]) -> int:
     """One batch, padded on the left, that runs until its longest request is done; only requested tokens count."""
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=model.device)
+    ids = torch.tensor(
+        [[0] * (width - len(row)) + list(row) for row in prompts], device=model.device
+    )
+    mask = torch.tensor(
+        [[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=model.device
+    )
     plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     ends = {"max_new_tokens": max(lengths), "eos_token_id": None, "pad_token_id": 0}
     out = model.generate(ids, attention_mask=mask, **plain, **ends).cpu()
@@ -212,7 +226,8 @@ class VLLM(Peer):
     llm: Any = None
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
-        self.shape, self.cuda = shape, True
+        self.shape = shape
+        self.cuda = True
 
     def open(self, batch: int, context: int) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -221,15 +236,31 @@ class VLLM(Peer):
         self.vllm = importlib.import_module("vllm")
         self.folder = tempfile.TemporaryDirectory(prefix="whet-vllm-")
         config = shape_config(self.shape)
-        config.architectures = ["Qwen2ForCausalLM" if config.model_type == "qwen2" else "LlamaForCausalLM"]
+        config.architectures = [
+            "Qwen2ForCausalLM" if config.model_type == "qwen2" else "LlamaForCausalLM"
+        ]
         config.save_pretrained(self.folder.name)
         weights = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0}
-        room = {"gpu_memory_utilization": VLLM_MEMORY, "max_model_len": context, "max_num_seqs": batch}
-        without = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "disable_log_stats": True}
+        room = {
+            "gpu_memory_utilization": VLLM_MEMORY,
+            "max_model_len": context,
+            "max_num_seqs": batch,
+        }
+        without = {
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": False,
+            "disable_log_stats": True,
+        }
         self.llm = self.vllm.LLM(model=self.folder.name, **weights, **room, **without)
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
-        options = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "logprobs": 0, "flat_logprobs": True}
+        options = {
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "detokenize": False,
+            "logprobs": 0,
+            "flat_logprobs": True,
+        }
         done = self.llm.generate(
             [{"prompt_token_ids": list(prompt)} for prompt in prompts],
             [self.vllm.SamplingParams(max_tokens=length, **options) for length in lengths],
@@ -245,7 +276,8 @@ class VLLM(Peer):
             self.folder.cleanup()
 
 
-PEERS: dict[str, type[Peer]] = {"whet": Whet, "vllm": VLLM, "generate": Generate}  # in the order of measurement
+# in the order of measurement
+PEERS: dict[str, type[Peer]] = {"whet": Whet, "vllm": VLLM, "generate": Generate}
 
 
 def missing(name: str, device: torch.device | str) -> str | None:
@@ -263,7 +295,8 @@ class Apart:
     def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
         spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.worker = ProcessPoolExecutor(1, mp_context=spawn)
-        self.made, self.process = (name, shape, device), 0
+        self.made = (name, shape, device)
+        self.process = 0
 
     def prepare(self, batch: int, context: int) -> float:
         self.process = self.process or self._ask(_serve, "make", *self.made)
@@ -311,4 +344,5 @@ def _or_failed(work: Callable[[], T]) -> T:
         reason = "out of GPU memory"
     except Exception as error:
         reason = first_line(error)
-    raise PeerFailed(reason)  # outside of the handler, so that it does not keep the tensors of the failed frames
+    # outside of the handler, so that it does not keep the tensors of the failed frames
+    raise PeerFailed(reason)

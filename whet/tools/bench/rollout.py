@@ -26,16 +26,32 @@ from whet import files
 from whet.errors import WhetError
 from whet.estimate import MEASURED, PAPER, attainable_step, dims_of
 from whet.model.memory import measure
-from whet.tools.bench.peers import PEERS, Apart, Peer, PeerFailed, Prompts, Whet, missing, shape_config, shape_model
+from whet.tools.bench.peers import (
+    PEERS,
+    Apart,
+    Peer,
+    PeerFailed,
+    Prompts,
+    Whet,
+    missing,
+    shape_config,
+    shape_model,
+)
 from whet.tools.experiment import circumstances
 from whet.types import Rollout
 
 Stand = Peer | Apart
-Round = tuple[float, float | None]  # seconds of a cell, and of its prompts with one new token (not for the tail)
+# seconds of a cell, and of its prompts with one new token (not for the tail)
+Round = tuple[float, float | None]
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "all": list(values),
+    }
 
 
 # ---- cells
@@ -53,7 +69,8 @@ class DecodeCell:
     batch: int
     prompt: int
     new: int
-    group: int  # cells of one group are measured with one engine; the next group has longer contexts
+    # cells of one group are measured with one engine; the next group has longer contexts
+    group: int
     tail: bool = False
     decode_only: bool = False  # only the decode rate counts, so a slow peer may make fewer tokens
 
@@ -84,11 +101,27 @@ def _cells() -> Iterator[DecodeCell]:
     for batch in (64, 256, 8, 1):
         yield DecodeCell(name=f"b{batch}_p128", batch=batch, prompt=128, new=NEW, group=0)
     for batch in (64, 256, 1, 8):
-        yield DecodeCell(name=f"b{batch}_c512", batch=batch, prompt=512 - NEW // 2, new=NEW, group=0, decode_only=True)
+        yield DecodeCell(
+            name=f"b{batch}_c512",
+            batch=batch,
+            prompt=512 - NEW // 2,
+            new=NEW,
+            group=0,
+            decode_only=True,
+        )
     yield DecodeCell(name="tail", batch=256, prompt=128, new=2048, group=0, tail=True)
     for batch in (64, 8, 1, 256):
-        yield DecodeCell(name=f"b{batch}_c4k", batch=batch, prompt=4096 - NEW // 2, new=NEW, group=1, decode_only=True)
-    yield DecodeCell(name="b8_c16k", batch=8, prompt=16384 - NEW // 2, new=NEW, group=2, decode_only=True)
+        yield DecodeCell(
+            name=f"b{batch}_c4k",
+            batch=batch,
+            prompt=4096 - NEW // 2,
+            new=NEW,
+            group=1,
+            decode_only=True,
+        )
+    yield DecodeCell(
+        name="b8_c16k", batch=8, prompt=16384 - NEW // 2, new=NEW, group=2, decode_only=True
+    )
 
 
 CELLS = {cell.name: cell for cell in _cells()}
@@ -125,7 +158,9 @@ def decode_bench(
     # An earlier run's cells are kept; one that is measured again replaces the old one.
     new = {"what": WHAT, "runs": [], "shapes": {}}
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else new
-    result["runs"].append({"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()})
+    result["runs"].append(
+        {"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()}
+    )
     for shape in shapes:
         found = result["shapes"].setdefault(shape, {"cells": {}, "startup_seconds": {}})
         found["skipped"] = [cell.name for cell in chosen]
@@ -157,7 +192,8 @@ class ShapeBench:
     until: float
     on_progress: Callable[[str], None]
     stands: dict[str, Stand] = field(default_factory=dict)
-    startup: dict[str, list[float]] = field(default_factory=dict)  # seconds until ready, once per group it is made for
+    # seconds until ready, once per group it is made for
+    startup: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dims = dims_of(measure(shape_model(self.shape, "meta")))
@@ -166,14 +202,18 @@ class ShapeBench:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
             apart = name == "vllm"
-            self.stands[name] = Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
-            if name != "whet":  # ours is made for each group of cells, the others once, for the longest
+            self.stands[name] = (
+                Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
+            )
+            # ours is made for each group of cells, the others once, for the longest
+            if name != "whet":
                 self._prepare(name, self.cells)
         self.stands = {name: self.stands[name] for name in PEERS if name in self.stands}
 
     def _prepare(self, name: str, cells: Sequence[DecodeCell]) -> None:
         """A peer that cannot be made ready is left out of what follows."""
-        batch, context = max(c.batch for c in cells), max(c.prompt + c.new for c in cells)
+        batch = max(c.batch for c in cells)
+        context = max(c.prompt + c.new for c in cells)
         try:
             self.startup.setdefault(name, []).append(self.stands[name].prepare(batch, context))
         except PeerFailed as error:
@@ -199,7 +239,8 @@ class ShapeBench:
             if number > 1 and time.monotonic() >= self.until:
                 break
             for name, taken in rounds.items():
-                slow, new = PEERS[name].slow, cell.new_of(name)
+                slow = PEERS[name].slow
+                new = cell.new_of(name)
                 if name in peers or (cell.tail and slow and number != 1):
                     continue
                 try:
@@ -207,7 +248,9 @@ class ShapeBench:
                         warm[name] = self._timed(name, cell, 0, new if slow else WARM)
                     else:
                         whole = self._timed(name, cell, number, new)
-                        taken.append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
+                        taken.append(
+                            (whole, None if cell.tail else self._timed(name, cell, number, 1))
+                        )
                 except PeerFailed as error:
                     peers[name] = {"failed": str(error)}
                     self.on_progress(f"{self.shape} {cell.name}, {name}: {error}")
@@ -215,7 +258,11 @@ class ShapeBench:
             if taken and name not in peers:
                 known = {"warmup_seconds": warm.get(name), "note": PEERS[name].note}
                 peers[name] = self._figures(cell, taken, cell.new_of(name)) | known
-        rates = {name: main_rate(found, cell.decode_only) for name, found in peers.items() if "failed" not in found}
+        rates = {
+            name: main_rate(found, cell.decode_only)
+            for name, found in peers.items()
+            if "failed" not in found
+        }
         shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
         self.on_progress(f"{self.shape} {cell.name}: tokens/s {shown}")
         return {
@@ -234,7 +281,10 @@ class ShapeBench:
         return self.stands[name].timed(prompts, [min(n, most) for n in lengths])
 
     def _figures(self, cell: DecodeCell, rounds: Sequence[Round], new: int) -> dict[str, Any]:
-        figures: dict[str, Any] = {"repeats": len(rounds), "seconds": spread([whole for whole, _ in rounds])}
+        figures: dict[str, Any] = {
+            "repeats": len(rounds),
+            "seconds": spread([whole for whole, _ in rounds]),
+        }
         if new == cell.new:  # else the prefill would weigh too much
             tokens = sum(cell.work(self.dims.vocab, self.seed, 0)[1])
             figures["tokens_per_second"] = spread([tokens / whole for whole, _ in rounds])
@@ -246,7 +296,8 @@ class ShapeBench:
             figures["ms_a_step"] = spread([1000 * step for step in steps])
             figures["decode_tokens_per_second"] = spread([cell.batch / step for step in steps])
             figures["share_of_attainable"] = {
-                name: attainable_step(self.dims, cell.batch, cell.context, gpu) / statistics.median(steps)
+                name: attainable_step(self.dims, cell.batch, cell.context, gpu)
+                / statistics.median(steps)
                 for name, gpu in {"paper": PAPER, "measured": MEASURED}.items()
             }
         return figures
@@ -255,14 +306,17 @@ class ShapeBench:
         """The gap between our engine, as it stands, and the plain model."""
         ours = self.stands["whet"]
         assert isinstance(ours, Whet)
-        few = DecodeCell(name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group)
+        few = DecodeCell(
+            name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group
+        )
         prompts, lengths = few.work(self.dims.vocab, self.seed, self.repeats + 1)
         return log_prob_gap(ours.model, prompts, ours.rollouts(prompts, lengths))
 
     def close(self) -> None:
         while self.stands:
             self.stands.popitem()[1].close()
-        torch.compiler.reset()  # what was compiled holds models and graphs, and the next shape needs the memory
+        # what was compiled holds models and graphs, and the next shape needs the memory
+        torch.compiler.reset()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -283,12 +337,18 @@ def ratios(peers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def main_rate(figures: Mapping[str, Any], decode: bool) -> float:
     """The median rate that a peer is shown by: without the prefill if `decode` and known, else with it."""
     order = ("tokens_per_second", "decode_tokens_per_second")
-    rates = [figures[name]["median"] for name in (reversed(order) if decode else order) if name in figures]
+    rates = [
+        figures[name]["median"]
+        for name in (reversed(order) if decode else order)
+        if name in figures
+    ]
     return float(rates[0]) if rates else float("nan")
 
 
 @torch.inference_mode()
-def log_prob_gap(model: PreTrainedModel, prompts: Prompts, rollouts: Sequence[Rollout]) -> dict[str, float]:
+def log_prob_gap(
+    model: PreTrainedModel, prompts: Prompts, rollouts: Sequence[Rollout]
+) -> dict[str, float]:
     """How far recorded log-probs are from those of a teacher-forced forward of the plain model.
 
     Over all tokens of rollouts at temperature 1, with d = plain - recorded: max |d|, mean |d|, and the mean of
@@ -299,9 +359,16 @@ def log_prob_gap(model: PreTrainedModel, prompts: Prompts, rollouts: Sequence[Ro
         assert rollout.trace is not None
         prompt = list(prompts[int(rollout.prompt_id)])  # prompts are named by their place
         ids = torch.tensor([prompt + rollout.trace.ids.tolist()], device=model.device)
-        logits = model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
+        logits = (
+            model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
+        )
         plain = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
         gaps.append(plain.double().cpu().numpy() - rollout.trace.log_probs)
     d = np.concatenate(gaps)
-    found = {"tokens": d.size, "max": np.abs(d).max(), "mean": np.abs(d).mean(), "kl": np.mean(np.exp(d) - 1 - d)}
+    found = {
+        "tokens": d.size,
+        "max": np.abs(d).max(),
+        "mean": np.abs(d).mean(),
+        "kl": np.mean(np.exp(d) - 1 - d),
+    }
     return {name: float(value) for name, value in found.items()}
