@@ -320,7 +320,7 @@ class CurriculumSettings(Section):
     cures: CuresSettings = CuresSettings()
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
-    """The stages wrap the named curriculum; [] means one stage, but default stages for stages and all, and [{}] one."""
+    """The stages wrap the named curriculum; [] is one with everything, but stages and all then measure; [{}] is one."""
 
     @property
     def age_bound(self) -> int:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whet import config
-from whet.curriculum.build import stages_of
+from whet.curriculum.build import measures_stages
+from whet.curriculum.measured import ENOUGH
 
 if TYPE_CHECKING:
     from whet.model.memory import ModelShape
@@ -291,7 +292,7 @@ def workloads(
     r = settings.rollout
     learn = settings.learn
     c = settings.curriculum
-    stages = stages_of(c, r.max_tokens) or (config.Stage(),)
+    stages = c.stages or (config.Stage(),)
     works = []
     for stage, steps in zip(
         stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True
@@ -330,7 +331,10 @@ def budget_lines(settings: config.Config) -> list[str]:
         f"{counted(settings.steps, 'step')} of {counted(c.groups, 'group')} x {c.rollouts:,} rollouts ({c.name}), "
         f"at most {tokens:,} tokens trained per step"
     ]
-    for number, stage in enumerate(stages_of(c, r.max_tokens), 1):
+    if measures_stages(c):
+        sentence = f"begins when {ENOUGH} right responses speak for it"
+        lines.append(f"a stage of short prompts under a shorter limit {sentence}")
+    for number, stage in enumerate(c.stages, 1):
         lines.append(
             f"stage {number}: {stage.subset} prompts, {stage.groups or c.groups} x {stage.rollouts or c.rollouts} "
             f"rollouts of at most {stage.max_tokens or r.max_tokens:,} tokens"

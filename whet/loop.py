@@ -19,7 +19,7 @@ import numpy as np
 
 from whet import config
 from whet.build import Parts
-from whet.curriculum.base import Evidence
+from whet.curriculum.base import Evidence, sentences_of
 from whet.errors import Collapsed, Diverged, Mastered, Starved
 from whet.eval import EvalSet, evaluate
 from whet.pictures import Pictures
@@ -194,7 +194,8 @@ class Log:
         collapsed = self.guards.collapse.check(parts.tally.step, metrics)
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         self.refuse_other_weights(batch, metrics.get("learn/mismatch"))
-        for sentence in self.guards.advice.check(metrics, parts.judge.complaint):
+        advice = self.guards.advice.check(metrics, parts.judge.complaint)
+        for sentence in [*sentences_of(parts.curriculum), *advice]:
             self.watcher.message(sentence)
         if collapsed:
             # who resumes it all the same compares it with itself from there on

@@ -15,7 +15,7 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
+from whet.curriculum.build import build_curriculum, find_plan, notes_of
 from whet.errors import WhetError
 from whet.estimate import Imitation, budget_lines, counted, dims_of, estimate_lines, workloads
 from whet.findings import machine_of, model_findings, size_up_here
@@ -217,7 +217,7 @@ def _with_context(
     context = r.context
     notes = []
     if not context:
-        stages = stages_of(settings.curriculum, r.max_tokens)
+        stages = settings.curriculum.stages
         limits = {entry.name: entry.max_tokens or r.max_tokens for entry in settings.eval}
         wanted = max(encoded.train_lengths, default=0) + max(
             [r.max_tokens, *(stage.max_tokens for stage in stages)]

@@ -18,7 +18,7 @@ from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook
 from whet.curriculum.source import UniformSource
-from whet.curriculum.stages import Stages, default_stages, named_in, stage_sampling, stage_settings
+from whet.curriculum.stages import Stages, named_in, stage_sampling, stage_settings
 from whet.errors import Mastered, Starved, WhetError
 from whet.recipe import load_config
 from whet.testing.contract import check_contract, check_cost, check_world, play
@@ -279,15 +279,6 @@ def test_settings_of_a_stage() -> None:
         stage_settings(Stage(rollouts=4), settings_)
 
 
-def test_default_stages_fit_any_data() -> None:
-    curriculum = stages(default_stages(1), characters=[5] * 6)  # all of one length: all are short
-    assert curriculum.metrics()["curriculum/stage_prompts"] == 6
-    assert curriculum.stage.max_tokens == 1
-    assert ends_after(curriculum) == 1  # none truncated, and two of six prompts are a quarter epoch
-    # after an epoch
-    assert ends_after(stages(default_stages(1), characters=[5] * 6), finish="length") == 3
-
-
 TABLE = {"uniform": Uniform, "dapo": Dapo, "screening": screening}
 THREE = (
     Stage(subset="short", max_tokens=8, steps=2),
@@ -435,7 +426,9 @@ def test_the_published_stages(
 
 
 def hopeless(**settings: Any) -> Stages:
-    """`all` by its name: SPEED inside a first stage of half the limit."""
+    """SPEED inside a first stage of half the limit, unless other stages are given."""
+    half = Stage(subset="short", max_tokens=SAMPLING.max_tokens // 2, truncated=0.1, epochs=1.0)
+    settings = {"stages": (half, Stage()), **settings}
     facts = Facts(ids=[f"p{i}" for i in range(40)], characters=[10] * 20 + [40] * 20)
     built = build_curriculum(
         config.CurriculumSettings(

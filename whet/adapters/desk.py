@@ -446,7 +446,7 @@ class VerlDesk:
                 stage.minibatches or None,
                 stage.temperature or None,
             )
-        for _, optimizer in resets_of(settings, sampling.max_tokens):
+        for _, optimizer in resets_of(settings):
             self.refuse_resets(True, optimizer)
         if curriculum.needs:
             raise WhetError(

@@ -280,7 +280,7 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             raise WrongArgument(
                 "multi_objective_aggregation = normalize_then_sum needs groups of one size; leave it out."
             )
-        for name, optimizer in resets_of(settings, self.max_completion_length):
+        for name, optimizer in resets_of(settings):
             if optimizer:
                 raise WrongArgument(
                     f"curriculum.{name} resets reference and optimiser, which TRL cannot do; leave it out."

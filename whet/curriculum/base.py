@@ -216,6 +216,14 @@ class Wrapper(Saved):
     def pictures(self) -> dict[str, Any]:
         return pictures_of(self.inner)
 
+    def sentences(self) -> list[str]:
+        return sentences_of(self.inner)
+
+
+def sentences_of(part: object) -> list[str]:
+    """What a curriculum has decided since the last call, in sentences for the user, if it decides anything."""
+    return list(getattr(part, "sentences", list)())
+
 
 def pictures_of(part: object) -> dict[str, Any]:
     """What a curriculum, a source or an engine shows of itself on a run's page (`whet.pictures`), if it does. Those of

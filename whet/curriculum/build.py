@@ -29,12 +29,13 @@ from whet.curriculum.cures import (
     rate_sigmas,
 )
 from whet.curriculum.gate import Dapo, Gate, Uniform
+from whet.curriculum.measured import MeasuredStages
 from whet.curriculum.reset import Reset
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, build_source
 from whet.curriculum.speed import Speed
-from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
+from whet.curriculum.stages import Stages, stage_sampling, stage_settings
 from whet.errors import WhetError, import_own
 from whet.types import Sampling
 
@@ -88,7 +89,7 @@ class CurriculumPlan:
 
     gate: Callable[[config.CurriculumSettings, Source, Sampling, Sigmas | None], Gate] | None = None
     source: str = "uniform"
-    staged: bool = False  # in default stages, where the recipe names none
+    staged: bool = False  # in measured stages, where the recipe names none
     own: type | None = None
 
 
@@ -291,13 +292,15 @@ def _build(
     if plan.own is not None:
         return _build_own(plan.own, settings, facts, sampling, seed)
     built: Curriculum
-    if stages := stages_of(settings, sampling.max_tokens):
-        columns: dict[str, Any] = {
-            "ids": facts.ids,
-            "characters": facts.characters,
-            "tasks": facts.tasks,
-        }
-        built = Stages(stages, make_stage, max_tokens=sampling.max_tokens, **columns)
+    columns: dict[str, Any] = {
+        "ids": facts.ids,
+        "characters": facts.characters,
+        "tasks": facts.tasks,
+    }
+    if settings.stages:
+        built = Stages(settings.stages, make_stage, max_tokens=sampling.max_tokens, **columns)
+    elif measures_stages(settings):
+        built = MeasuredStages(make_stage, max_tokens=sampling.max_tokens, **columns)
     else:
         built = make(settings, facts, sampling, 0)
     if isinstance(latest, CuresSource | ScalingRLSource):
@@ -322,14 +325,12 @@ def _build_own(
     return built
 
 
-def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[config.Stage, ...]:
-    """The stages of the recipe, else the default ones of a curriculum that has stages."""
-    if settings.stages or not find_plan(settings.name).staged:
-        return settings.stages
-    return default_stages(max_tokens)
+def measures_stages(settings: config.CurriculumSettings) -> bool:
+    """Whether a short stage is begun during the run, if measured lengths speak for it."""
+    return not settings.stages and find_plan(settings.name).staged
 
 
-def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tuple[str, bool]]:
+def resets_of(settings: config.CurriculumSettings) -> list[tuple[str, bool]]:
     """The settings that reset the reference during a run, each with whether it resets the optimiser, too. A trainer
     that can do neither refuses them before the first step."""
     found = []
@@ -338,7 +339,7 @@ def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tupl
         and (settings.source or find_plan(settings.name).source) == "cures"
     ):
         found.append(("cures.subsets", True))
-    later = stages_of(settings, max_tokens)[1:]  # nothing is reset where the first one begins
+    later = settings.stages[1:]  # nothing is reset where the first one begins
     return found + [
         ("stages", s.reset_optimizer) for s in later if s.reset_reference or s.reset_optimizer
     ]

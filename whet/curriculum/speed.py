@@ -197,6 +197,7 @@ class Speed(Gate):
         self.saved = 0.0  # rollouts saved, compared with DAPO
         # mean implicit weight of the last batch: a metric, the loss is not reweighted
         self.weight = 0.0
+        self._picked = set[str]()  # prompts that this plan has picked so far and not requested yet
         # in this plan a group should have been continued, and there was no room
         self._held_up = False
         if self.n_init < 2:
@@ -325,10 +326,15 @@ class Speed(Gate):
                 break
             ids = ids + some
             places = places + where
+            self._picked = set(ids)
             for screens, chance in self._expect(some):
                 expected += chance
                 whole += 0.0 if screens else chance
+        self._picked = set()
         return self._whole_first(ids, places)
+
+    def prompts_held(self) -> set[str]:
+        return super().prompts_held() | self._picked
 
     def _whole_first(
         self, ids: list[str], places: list[int | None]

@@ -89,7 +89,7 @@ class LengthRecord(Saved):
     Cut rollouts do not count; those that end at the limit count with the limit.
     """
 
-    state_names = ("tokens", "seen")
+    state_names: tuple[str, ...] = ("tokens", "seen")
 
     def __init__(self, ids: Sequence[str]):
         self.ids = Ids.of(ids)
@@ -105,12 +105,6 @@ class LengthRecord(Saved):
 
 
 # ---- settings of a stage
-
-
-def default_stages(max_tokens: int) -> tuple[Stage, ...]:
-    """The stages of a recipe that wants stages and names none. OURS: FastCuRL's first step, and then everything."""
-    short = Stage(subset="short", max_tokens=max(1, max_tokens // 2), truncated=0.10, epochs=1.0)
-    return (short, Stage(subset="all", max_tokens=max_tokens))
 
 
 def named_in(stage: Stage, names: Sequence[str]) -> list[str]:
@@ -372,8 +366,13 @@ class Stages(Wrapper):
         limit = self.limits[self.number]
         if not truncated or limit == math.inf:
             return ""
-        setting = f"{limit} tokens (curriculum.stages.{self.number}.max_tokens)"
-        return f"{truncated} of its last {responses} responses were truncated at its limit of {setting}."
+        setting = (
+            f"curriculum.stages.{self.number}.max_tokens"
+            if self.stage.max_tokens
+            else "rollout.max_tokens"
+        )
+        cut = f"{truncated} of its last {responses} responses were truncated"
+        return f"{cut} at its limit of {limit} tokens ({setting})."
 
     def _clock(self, clock: Clock) -> Clock:
         return replace(clock, groups=self.stage.groups) if self.stage.groups else clock
