@@ -50,5 +50,3 @@ def test_the_age_bound_follows_the_curriculum_unless_it_is_set() -> None:
     assert [bound(name=name) for name in names] == [0] * 5
     assert bound(name="speed") == bound(name="all") == bound(name="speed", source="cures") == 2
     assert bound(name="speed", max_age=0) == 0 and bound(name="uniform", max_age=1) == 1
-    base = CurriculumSettings()
-    assert base.override({"name": "speed"}).age_bound == 2, "a data entry's curriculum has its own"

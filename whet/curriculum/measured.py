@@ -46,7 +46,7 @@ def saving(every: Sequence[int], limit: int) -> float:
     return sum(max(0, length - limit) for length in every) / max(1, sum(every))
 
 
-class Lengths(Saved):
+class SettledLengths(Saved):
     """Lengths of responses, which count once a batch has passed their group: in the order of completion the short ones
     would come first. What an update drops does not count."""
 
@@ -91,7 +91,7 @@ class MeasuredStages(Stages):
         self.enough = enough
         self.saved = saved
         self.lengths_seen, self.measuring, self.limit = (
-            Lengths(),
+            SettledLengths(),
             True,
             0,
         )  # limit: of the short stage, once it is known
@@ -133,7 +133,7 @@ class MeasuredStages(Stages):
         """End the measuring, and set the short stage's limit if it is worth having."""
         right = self.lengths_seen.right
         every = self.lengths_seen.every
-        self.measuring, self.lengths_seen = False, Lengths()
+        self.measuring, self.lengths_seen = False, SettledLengths()
         if not enough:
             self._said.append(
                 f"No short stage: {len(right)} right responses in {self.step} updates do not tell its limit."

@@ -89,7 +89,7 @@ class LengthRecord(Saved):
     Cut rollouts do not count; those that end at the limit count with the limit.
     """
 
-    state_names: tuple[str, ...] = ("tokens", "seen")
+    state_names = ("tokens", "seen")
 
     def __init__(self, ids: Sequence[str]):
         self.ids = Ids.of(ids)
@@ -143,7 +143,7 @@ class Stages(Wrapper):
     `max_tokens` is the limit of a stage that names none (0: it has none).
     """
 
-    state_names = (
+    state_names: tuple[str, ...] = (
         *(
             "ids",
             "next_id",
