@@ -17,7 +17,7 @@ from whet.curriculum.base import sentences_of
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook
-from whet.curriculum.measured import Lengths, MeasuredStages, saving, shortest_limit
+from whet.curriculum.measured import MeasuredStages, SettledLengths, saving, shortest_limit
 from whet.curriculum.source import UniformSource
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import stage_sampling
@@ -152,7 +152,7 @@ def test_it_is_left_out_where_right_answers_are_too_rare_to_tell() -> None:
 def test_short_responses_do_not_count_before_the_long_ones_of_their_batch() -> None:
     """Groups that were asked later and are complete already wait; what an update drops never counts."""
     lengths, requests = (
-        Lengths(),
+        SettledLengths(),
         [Request(prompt_id="a", group_id=i, n=1, sampling=WIDE) for i in range(3)],
     )
     lengths.observe(
@@ -167,7 +167,7 @@ def test_short_responses_do_not_count_before_the_long_ones_of_their_batch() -> N
     batch = Batch(groups=tuple(measured_group(request) for request in requests[:2]))
     lengths.emitted(batch, at())
     assert (lengths.right, sorted(lengths.every)) == ([9], [9, 50])
-    copy = Lengths()
+    copy = SettledLengths()
     copy.load_state_dict(json.loads(json.dumps(lengths.state_dict())))
     lengths.emitted(Batch(groups=(measured_group(requests[2]),)), at(cut=True))
     assert lengths.right == [9, 1]
