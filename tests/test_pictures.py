@@ -163,6 +163,7 @@ def test_a_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     sets = (
         "curriculum.name=all",
+        "curriculum.max_age=0",
         "curriculum.rollouts=6",
         "curriculum.speed.n_init=2",
         'draft.drafters=["suffix"]',

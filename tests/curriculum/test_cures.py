@@ -242,7 +242,7 @@ def test_under_stream_a_batch_is_divided_as_a_whole() -> None:
 
 def test_verdicts_reach_the_next_plan() -> None:
     """In the released code they do not. With a small tau the next step takes the two prompts nearest to one half."""
-    gate = make([f"p{i}" for i in range(6)], 1, {"tau": 0.001})
+    gate = make([f"p{i}" for i in range(6)], 1, {"tau": 0.001, "prior": "even"})
     for step in range(3):  # every prompt once: all unseen ones come before those with a verdict
         requests = gate.plan(at(step=step))
         answer_all(

@@ -31,6 +31,7 @@ def gemma() -> PreTrainedModel:
         head_dim=12,
         sliding_window=7,
         max_position_embeddings=128,
+        attn_implementation="eager",  # sdpa leaves out the soft-cap
     )
     torch.manual_seed(0)
     return sharpen(Gemma2ForCausalLM(config).double())

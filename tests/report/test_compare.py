@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from curricula import to_markdown
 from rich.console import Console
 
 from whet.eval import wilson
@@ -158,20 +157,9 @@ def test_only_a_sure_gain_is_green() -> None:
     assert bounds and not any(c.better for c in bounds)
 
 
-def test_markdown_holds_the_same_cells(save_run: Callable[..., Path]) -> None:
-    text = to_markdown(three_arms(save_run))
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert tables[5] == "| Tokens to accuracy | 0.30 | 0.40 | 0.50 | 0.55 | 0.60 |"
-    assert tables[8].split(" | ")[3] == "50k **3.0×**"
-    assert tables[9].split(" | ")[3] == "never **<0.38×** (spent 400k)"
-    assert {line.count("|") for line in tables[5:]} == {7}
-
-
 def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
     folder = save_run("plain", rows((0, 0.2), (100, 0.5), (200, 0.5)))
     hostile = {"a|b\n<img>\x1b[2J [red]*": folder}
-    text = to_markdown(hostile)
-    assert "a\\|b\\n\\<img\\>\\x1b\\[2J" in text and "\x1b" not in text
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     console.print(compare_table(hostile))
     shown = console.file.getvalue()
@@ -349,7 +337,9 @@ def test_a_run_that_was_stopped_is_marked(save_run: Callable[..., Path]) -> None
     spent = save_run("part-seed1", rows((0, 0.2), (100, 0.4)), steps=2, token_budget=90_000)
     result = compare(read_arms([whole, part, spent]))
     assert result.unfinished == ["part seed0 stopped at step 1 of 2"]
-    assert "Not at its end: part stopped at step 1 of 2." in to_markdown([part])
+    assert "Not at its end: part stopped at step 1 of 2." in " ".join(
+        compare(read_arms([part])).notes
+    )
     assert compare(read_arms([whole, spent])).unfinished == []
 
 

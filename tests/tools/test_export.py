@@ -141,14 +141,6 @@ def test_card_tells_the_training(tmp_path: Path) -> None:
     assert 'path = "sums.jsonl"' in readme and "/data/mine" not in readme
 
 
-def test_card_names_the_curricula_of_a_mixture(tmp_path: Path) -> None:
-    entry = 'data=[{}, {curriculum={name="speed"}}, {curriculum={name="speed"}}]'
-    readme = (
-        export_model(make_run(tmp_path / "run", entry), tmp_path / "out") / "README.md"
-    ).read_text()
-    assert "- Curriculum: uniform + speed, 16 groups" in readme
-
-
 def test_nothing_local_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home" / "jane"
     monkeypatch.setenv("HOME", str(home))
