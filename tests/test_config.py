@@ -178,3 +178,16 @@ def test_a_setting_that_takes_words_names_them_all() -> None:
         ("model.dtype", ("float32", "bfloat16", "float64")),
     ):
         assert all(word in meanings[name] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ('data.0.curriculum={name="speed"}', "data.0.curriculum"),
+        ("curriculum.solved=0.9", "curriculum.solved"),
+        ("curriculum.reset_every=5", "curriculum.reset_every"),
+    ],
+)
+def test_a_setting_that_is_gone_says_what_to_do_instead(item: str, name: str) -> None:
+    with pytest.raises(WhetError, match=rf'^The setting "{name}" is gone: .*\.$'):
+        load_config(sets=[item])

