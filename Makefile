@@ -78,7 +78,7 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-verl/installed: .venv/installed
 	$(PYTHON) -m venv .venv-verl
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-verl/bin/python $(SITE))/whet-over.pth"
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.9.0 ray==2.60.0 tensordict==0.10.0 accelerate codetiming hydra-core pylatexenc torchdata pyzmq msgspec prometheus_client aiohttp cachetools fastapi uvicorn
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.9.0 ray==2.60.0 tensordict==0.10.0 accelerate codetiming hydra-core pylatexenc torchdata pyzmq msgspec pillow prometheus_client aiohttp cachetools fastapi uvicorn
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 TransferQueue==0.1.11
 	touch $@
 
