@@ -201,14 +201,13 @@ def test_what_resets_later_is_refused_before_the_first_step() -> None:
         with pytest.raises(WhetError, match="verl cannot reset"):
             opened(curriculum=table)
     opened(curriculum={"name": "dapo", "cures": {"subsets": 2}})  # it draws nothing by cures
-    for table in (
-        {"stages": [{"steps": 9}, {}]},
-        {"name": "stages"},
-        {"name": "all", "speed": {"n_init": 2}},
-    ):
-        opened(curriculum=table)  # without a KL term no one reads the reference
-        with pytest.raises(WhetError, match="verl cannot reset"):
-            VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=table), None)
+    named = {"stages": [{"steps": 9}, {}]}
+    opened(curriculum=named)  # without a KL term no one reads the reference
+    with pytest.raises(WhetError, match="verl cannot reset"):
+        VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=named), None)
+    for measured in ({"name": "stages"}, {"name": "all", "speed": {"n_init": 2}}):
+        # the measured first stage resets nothing
+        VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=measured), None)
     # the first stage resets nothing, whatever it says
     kept = {"stages": [{"steps": 9}, {"reset_reference": False}]}
     VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=kept), None)
