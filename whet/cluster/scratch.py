@@ -25,12 +25,14 @@ def scratch_folder() -> tuple[Path, int]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     handle = os.open(folder / NEW, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    os.rename(folder / NEW, folder / LOCK)  # nobody looks for it before it is held
+    os.rename(
+        folder / NEW, folder / LOCK
+    )  # other processes look for it by this name, so it is held first
     return folder, handle
 
 
 def _remove_abandoned(lock: Path) -> None:
-    """Remove the folder of a lock of ours that nobody holds."""
+    """Remove the folder of a lock that no process holds."""
     # it may just have been removed by its process, or be another user's
     with contextlib.suppress(OSError):
         handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)

@@ -418,7 +418,7 @@ def _unlike(twin: PreTrainedModel) -> str | None:
 
 
 def _logits_of(stack: FusedStack, ids: Tensor, asked: FusedInput, dtype: torch.dtype) -> Tensor:
-    """Of one row of new tokens, [tokens, vocabulary], in a cache that is dropped."""
+    """The logits of one row of new tokens, [tokens, vocabulary]; its cache is dropped."""
     tokens = len(ids)
     numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
     position, row, table, length, starts = (

@@ -154,7 +154,7 @@ class Reference:
 
 
 def probe_logits(model: Any, **extra: Any) -> Tensor:
-    """Of a few tokens, [tokens, vocabulary]."""
+    """The logits of a few tokens, [tokens, vocabulary]."""
     ids = spread_ids(model, TOKENS)
     position = torch.arange(TOKENS, device=ids.device)
     logits: Tensor = model(
