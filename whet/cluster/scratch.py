@@ -25,9 +25,8 @@ def scratch_folder() -> tuple[Path, int]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     handle = os.open(folder / NEW, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    os.rename(
-        folder / NEW, folder / LOCK
-    )  # other processes look for it by this name, so it is held first
+    # other processes look for it by this name, so it is held first
+    os.rename(folder / NEW, folder / LOCK)
     return folder, handle
 
 
